@@ -18,7 +18,6 @@ from functools import partial
 
 from arguments import count, output_file
 
-from unbroken.agent_http.reports import read_answer
 from unbroken.core.job.events import (
     AgentReported,
     JobEffect,
@@ -39,7 +38,7 @@ from unbroken.core.job.gang import GangStage
 from unbroken.core.job.machine import Job
 from unbroken.spec.job.types import JobSpec, JobStatus, ReplicaSpec, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, WorkerFault, WorkerReport
-from unbroken.wire.agent_codec import decode_report, encode_command, encode_report
+from unbroken.wire.agent_codec import decode_answer, decode_report, encode_command, encode_report
 
 NPROC = 8
 FAULT = WorkerFault(FaultKind.SIGNAL, 0, 0, 100, 5.0, signal=9, message="ended by signal 9")
@@ -82,7 +81,7 @@ class Cluster:
 
     def take(self, pod: int, frame: str) -> list[str]:
         """Pass one frame to the operator; return the frames that it sends."""
-        report = read_answer(frame.encode())
+        report = decode_answer(frame.encode())
         assert isinstance(report, AgentReport)
         return self.hear(pod, report)
 

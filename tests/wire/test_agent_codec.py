@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -196,7 +197,7 @@ def test_a_field_of_the_wrong_kind_is_refused_or_passed_over(
     try:
         decode_report(json.dumps(value))
     except PeerError as error:
-        assert f"report.{name}" in str(error)
+        assert re.search(rf"report(\.|.*`){name}", str(error))
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
@@ -210,15 +211,18 @@ def test_rubbish_is_refused(frame: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"state": "sleeping"}, "report.state: not one of init, ready, "),
-        ({"agent_id": None}, "report.agent_id: missing"),
-        ({"attempt": True}, "report.attempt: not a natural number"),
-        ({"kept": [0, True]}, r"report.kept\[1\]: not a natural number"),
-        ({"attempt": -1}, "report.attempt: not a natural number"),
-        ({"attempt": 10**30}, "report.attempt: not a natural number"),
-        ({"workers": {}}, "report.workers: not a list"),
-        ({"workers": [3]}, r"report.workers\[0\]: not an object"),
-        ({"faults": [{"kind": "New"}]}, r"report.faults\[0\].local_rank: missing"),
+        ({"state": "sleeping"}, "report.state: Invalid enum value 'sleeping'"),
+        ({"agent_id": None}, "report: Object missing required field `agent_id`"),
+        ({"attempt": True}, "report.attempt: Expected `int.*`, got `bool`"),
+        ({"kept": [0, True]}, r"report.kept\[1\]: Expected `int`, got `bool`"),
+        ({"attempt": -1}, "report.attempt: Expected `int` >= 0"),
+        ({"attempt": 10**30}, "report.attempt: Expected `int` <= 9007199254740992"),
+        ({"workers": {}}, "report.workers: Expected `array`, got `object`"),
+        ({"workers": [3]}, r"report.workers\[0\]: Expected `object`, got `int`"),
+        (
+            {"faults": [{"kind": "New"}]},
+            r"report.faults\[0\]: Object missing required field `local_rank`",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(change: dict[str, object], text: str) -> None:

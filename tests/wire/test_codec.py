@@ -9,9 +9,22 @@ from enum import Enum
 from typing import Annotated, Any
 
 import pytest
+from msgspec import Meta
 
 from unbroken.errors import PeerError
-from unbroken.wire.codec import Limits, dump, load, read, write
+from unbroken.wire.codec import (
+    KEEPS_LAST,
+    REQUIRED,
+    UNKNOWN,
+    WRITTEN,
+    Natural,
+    Real,
+    Text,
+    dump,
+    load,
+    read,
+    write,
+)
 
 
 class Colour(Enum):
@@ -25,25 +38,25 @@ class Colour(Enum):
 class Part:
     """A record in a list."""
 
-    number: int
-    common: int | None
-    label: str
-    at: float
-    notes: Annotated[tuple[Annotated[str, Limits(3)], ...], Limits(2, keeps_last=True)]
+    number: Natural
+    common: Natural | None
+    label: Text
+    at: Real
+    notes: Annotated[tuple[Annotated[str, Meta(max_length=3)], ...], Meta(max_length=2), KEEPS_LAST]
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
     """One field of each kind."""
 
-    name: Annotated[str, Limits(is_required=True)]
-    colour: Annotated[Colour, Limits(unknown=Colour.OTHER)]
+    name: Annotated[Text, REQUIRED]
+    colour: Annotated[Colour, Meta(extra={UNKNOWN: Colour.OTHER})]
     state: Colour = Colour.RED
-    parts: Annotated[tuple[Part, ...], Limits(2)] = ()
-    ranks: Annotated[tuple[int, ...], Limits(3)] = ()
-    rates: Annotated[Mapping[str, float], Limits(2)] = field(default_factory=dict)
-    seconds: Annotated[float, Limits(60, 1)] = 5.0
-    said: Annotated[str, Limits(is_written=True)] = ""
+    parts: Annotated[tuple[Part, ...], Meta(max_length=2)] = ()
+    ranks: Annotated[tuple[Natural, ...], Meta(max_length=3)] = ()
+    rates: Annotated[Mapping[str, float], Meta(max_length=2)] = field(default_factory=dict)
+    seconds: Annotated[float, Meta(ge=1, le=60)] = 5.0
+    said: Annotated[Text, WRITTEN] = ""
     is_late: bool = False
 
 
@@ -77,18 +90,19 @@ def test_what_is_too_long_is_cut() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"name": None}, "whole.name: missing"),
-        ({"colour": None}, "whole.colour: missing"),
-        ({"colour": 1}, "whole.colour: not a text"),
-        ({"state": "green"}, "whole.state: not one of red, other"),
-        ({"parts": [{"number": 1}, {}]}, "whole.parts[1].number: missing"),
-        ({"parts": [None]}, "whole.parts[0]: not an object"),
-        ({"parts": [{"number": 1, "notes": ["", "", 1]}]}, "whole.parts[0].notes[1]: not a text"),
-        ({"ranks": [0, True]}, "whole.ranks[1]: not a natural number"),
-        ({"rates": []}, "whole.rates: not an object"),
-        ({"seconds": 0.5}, "whole.seconds: less than 1"),
-        ({"seconds": float("nan")}, "whole.seconds: not a finite number"),
-        ({"is_late": 1}, "whole.is_late: neither true nor false"),
+        ({"name": None}, "whole: Object missing required field `name`"),
+        ({"colour": None}, "whole: Object missing required field `colour`"),
+        ({"colour": 1}, "whole.colour: Expected `str`, got `int`"),
+        ({"state": "green"}, "whole.state: Invalid enum value 'green'"),
+        ({"parts": [{"number": 1}, {}]}, "whole.parts[1]: Object missing required field `number`"),
+        ({"parts": [None]}, "whole.parts[0]: Expected `object`, got `null`"),
+        ({"parts": [{"notes": ["", "", 1]}]}, "whole.parts[0].notes[1]: Expected `str`, got `int`"),
+        ({"ranks": [0, True]}, "whole.ranks[1]: Expected `int`, got `bool`"),
+        ({"ranks": ["\ud800"]}, "whole: a text with half of a surrogate pair"),
+        ({"rates": []}, "whole.rates: Expected `object`, got `array`"),
+        ({"seconds": 0.5}, "whole.seconds: Expected `float` >= 1.0"),
+        ({"seconds": float("nan")}, "whole.seconds: Expected `float` >= 1.0"),
+        ({"is_late": 1}, "whole.is_late: Expected `bool`, got `int`"),
     ],
 )
 def test_the_first_wrong_value_is_named_with_its_place(change: dict[str, Any], text: str) -> None:
@@ -100,7 +114,7 @@ def test_the_first_wrong_value_is_named_with_its_place(change: dict[str, Any], t
 def test_a_list_without_a_limit_is_refused_before_anything_is_read() -> None:
     @dataclass(frozen=True)
     class Unbounded:
-        ranks: tuple[int, ...]
+        ranks: tuple[Natural, ...]
 
     with pytest.raises(TypeError, match="without a limit"):
         read(Unbounded, {}, "unbounded")

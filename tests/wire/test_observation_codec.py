@@ -172,8 +172,8 @@ def test_too_much_evidence_loses_side_threads_and_outer_frames_first() -> None:
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        ('{"type":"collect","attempt":0,"seconds":1}', r"collect\.request: missing"),
-        ('{"type":"collect","request":1,"attempt":0}', r"collect\.seconds: missing"),
+        ('{"type":"collect","attempt":0,"seconds":1}', "collect: .* `request`"),
+        ('{"type":"collect","request":1,"attempt":0}', "collect: .* `seconds`"),
         ('{"type":"collect","request":1,"attempt":0,"seconds":-1}', r"collect\.seconds"),
         ('{"type":"collect","request":1,"attempt":0,"seconds":NaN}', r"collect\.seconds"),
     ],
@@ -189,9 +189,9 @@ def test_a_request_is_bounded() -> None:
 
 
 def test_wrong_evidence_is_told_from_a_wrong_report_and_news_from_both() -> None:
-    with pytest.raises(EvidenceError, match=r"evidence\.request: missing"):
+    with pytest.raises(EvidenceError, match=r"evidence: .* `request`"):
         decode_answer('{"type":"evidence"}')
-    with pytest.raises(PeerError, match=r"report\.agent_id: missing") as caught:
+    with pytest.raises(PeerError, match=r"report: .* `agent_id`") as caught:
         decode_answer('{"type":"report"}')
     assert not isinstance(caught.value, EvidenceError)
     assert decode_answer('{"type":"weather"}') is None

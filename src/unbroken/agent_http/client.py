@@ -60,6 +60,7 @@ from unbroken.wire.agent_codec import (
     LINK_BYTES_MAX,
     REPORT_BYTES_MAX,
     EvidenceError,
+    decode_answer,
     encode_command,
 )
 from unbroken.wire.observation import CollectCommand, Evidence
@@ -74,7 +75,6 @@ from unbroken.wire.proof import (
 )
 
 from .identity import AgentIdentity
-from .reports import read_answer
 from .sessions import agent_session, closing, pace
 
 
@@ -626,7 +626,7 @@ class AgentLink:
     def _answer(self, frame: bytes) -> AgentReport | None:
         """Return the report in a frame; None: it had something else, which was handled."""
         try:
-            answer = read_answer(frame, takes_evidence=self._questions > 0)
+            answer = decode_answer(frame, takes_evidence=self._questions > 0)
         except EvidenceError as error:
             log.warning("evidence refused", agent=self._base.authority, error=error)
             return None

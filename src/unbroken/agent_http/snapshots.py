@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from unbroken.core.snapshots.replication import Arrival, NextRound
 from unbroken.errors import PeerError
 from unbroken.foreign_numbers import whole_number
-from unbroken.wire.codec import load, read
+from unbroken.wire.codec import Natural, load, read
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES
 
@@ -92,8 +92,8 @@ class CopyStore(Protocol):
 class _Sender:
     """The sender of an `Arrival`, from the rest of a request."""
 
-    attempt: int
-    node: int
+    attempt: Natural
+    node: Natural
 
 
 class SnapshotRoutes:

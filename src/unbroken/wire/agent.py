@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from .codec import Limits
+from msgspec import Meta
+
+from .codec import KEEPS_LAST, REQUIRED, UNKNOWN, Amount, Natural, Real, Text
 from .observation import CollectCommand, RankWatch
 
 PORT = 8080
@@ -122,26 +124,26 @@ class FaultKind(Enum):
 class WorkerFault:
     """The fault that ended one worker."""
 
-    kind: Annotated[FaultKind, Limits(unknown=FaultKind.EXIT_CODE)]
+    kind: Annotated[FaultKind, Meta(extra={UNKNOWN: FaultKind.EXIT_CODE})]
     """Kind of the fault; a newer agent may have further kinds, whose exit status still counts."""
-    local_rank: int
-    rank: int
-    pid: int
-    at: float
+    local_rank: Natural
+    rank: Natural
+    pid: Natural
+    at: Real
     """Seconds since the epoch, when the agent learned of it."""
-    exit_code: int | None = None
+    exit_code: Natural | None = None
     """Exit code; None: ended by `signal`, or never started."""
-    signal: int | None = None
-    message: str = ""
-    fingerprint: str = ""
+    signal: Natural | None = None
+    message: Text = ""
+    fingerprint: Text = ""
     """Equal for the same error at the same place; empty: there was no exception."""
-    lines: Annotated[tuple[str, ...], Limits(LINES_MAX, keeps_last=True)] = ()
+    lines: Annotated[tuple[Text, ...], Meta(max_length=LINES_MAX), KEEPS_LAST] = ()
     """Last lines of the traceback, or of the output; bounded."""
-    step: int | None = None
+    step: Natural | None = None
     """Newest step that the worker had reported."""
-    rule: Annotated[str, Limits(RULE_CHARACTERS)] = ""
+    rule: Annotated[str, Meta(max_length=RULE_CHARACTERS)] = ""
     """Name of the log rule that was broken; empty: none was."""
-    violation: Annotated[Violation | None, Limits(unknown=Violation.FAULT)] = None
+    violation: Annotated[Violation | None, Meta(extra={UNKNOWN: Violation.FAULT})] = None
     """How that rule was broken; None: none was."""
 
 
@@ -149,17 +151,17 @@ class WorkerFault:
 class WorkerReport:
     """The present state of one worker."""
 
-    local_rank: int
-    rank: int
-    pid: int
-    state: Annotated[str, Limits(is_required=True)]
+    local_rank: Natural
+    rank: Natural
+    pid: Natural
+    state: Annotated[Text, REQUIRED]
     """running, succeeded, failed, stopped."""
-    started_at: float
-    ended_at: float | None = None
-    first_output_at: float | None = None
-    start: str = ""
+    started_at: Real
+    ended_at: Real | None = None
+    first_output_at: Real | None = None
+    start: Text = ""
     """cold, or warm: with its imports done; empty: not known."""
-    recurring_line_at: float | None = None
+    recurring_line_at: Real | None = None
     """First line of the attempt of a kind that recurs in training, such as losses; None: not known,
     or an older agent."""
 
@@ -168,15 +170,15 @@ class WorkerReport:
 class WarmReport:
     """How the workers will start next."""
 
-    cold_because: str = ""
+    cold_because: Text = ""
     """Why the next start is cold; empty: it is warm."""
-    modules: int = 0
+    modules: Natural = 0
     """Modules that a warm worker does not import itself."""
-    seconds: Annotated[float, Limits(least=0)] = 0.0
+    seconds: Amount = 0.0
     """Duration of these imports in the template; 0: not known."""
-    left_out: Annotated[tuple[str, ...], Limits(LEFT_OUT_MAX)] = ()
+    left_out: Annotated[tuple[Text, ...], Meta(max_length=LEFT_OUT_MAX)] = ()
     """Modules that a warm worker imports itself, and why: a line for each reason."""
-    for_rank: int = 0
+    for_rank: Natural = 0
     """Modules that parked workers have imported for their rank, beside those of the template."""
 
 
@@ -184,21 +186,21 @@ class WarmReport:
 class Receipt:
     """Receipt of a rank for what it has restored from a snapshot, as reported to its agent."""
 
-    rank: int
-    attempt: int
+    rank: Natural
+    attempt: Natural
     """Attempt in which it was restored."""
-    step: int
+    step: Natural
     """Step after which it was saved: training continues with the next one."""
-    source: Annotated[str, Limits(RECEIPT_CHARACTERS, is_required=True)]
+    source: Annotated[str, Meta(max_length=RECEIPT_CHARACTERS), REQUIRED]
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
-    seconds: float
-    checksum: Annotated[str, Limits(RECEIPT_CHARACTERS)]
+    seconds: Real
+    checksum: Annotated[str, Meta(max_length=RECEIPT_CHARACTERS)]
     """Checksum of the state's bytes; equal states have equal checksums."""
-    saved_attempt: int | None = None
+    saved_attempt: Natural | None = None
     """Attempt in which it was saved; None: not known."""
-    name: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
+    name: Annotated[str, Meta(max_length=RECEIPT_CHARACTERS)] = ""
     """Name of the snapshot."""
-    replicas: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
+    replicas: Annotated[str, Meta(max_length=RECEIPT_CHARACTERS)] = ""
     """Ranks that hold the same state, itself among them, as ranges (`0-2,5`); empty: no others."""
 
 
@@ -218,20 +220,20 @@ class RuleState(Enum):
 class RuleView:
     """The present state of one log rule on a node."""
 
-    name: str
+    name: Text
     state: RuleState
-    ranks: str
+    ranks: Text
     """`some`, `node`, `every`, or ranks."""
-    matches: int = 0
-    bad_points: int = 0
+    matches: Natural = 0
+    bad_points: Natural = 0
     """Bad data points in a row, on the worst rank."""
-    unreadable: int = 0
+    unreadable: Natural = 0
     """Captured texts that are no numbers."""
-    last_match_at: float | None = None
-    last_rank: int | None = None
-    last_stream: str = ""
-    last_line: str = ""
-    last_value: str = ""
+    last_match_at: Real | None = None
+    last_rank: Natural | None = None
+    last_stream: Text = ""
+    last_line: Text = ""
+    last_value: Text = ""
     """Last value, as logged."""
 
 
@@ -300,7 +302,7 @@ class WarmCommand:
     """Import beforehand the modules that workers of other agents have imported; starts and stops
     nothing."""
 
-    peers: Annotated[tuple[str, ...], Limits(WARM_PEERS_MAX)]
+    peers: Annotated[tuple[Text, ...], Meta(max_length=WARM_PEERS_MAX)]
     """`host:port` of agents that know the modules (`IMPORTS_PATH`), best first."""
 
 
@@ -312,7 +314,7 @@ Request = CollectCommand | WarmCommand
 class Renewal:
     """The operator's answer to a Beat, which renews the lease on the agent's workers."""
 
-    at: float
+    at: Real
     """Time in the Beat."""
 
 
@@ -320,7 +322,7 @@ class Renewal:
 class Beat:
     """An agent's question whether its workers are still wanted."""
 
-    at: float
+    at: Real
     """The agent's own time, which is only meaningful to itself."""
 
 
@@ -336,68 +338,68 @@ class AgentReport:
     worker of `newest_attempt` or an earlier one is alive.
     """
 
-    agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS, is_required=True)]
+    agent_id: Annotated[str, Meta(max_length=AGENT_ID_CHARACTERS), REQUIRED]
     """Id that each agent process chooses; a different one means that the old process's workers are
     gone."""
     state: AgentState
-    newest_attempt: int | None = None
+    newest_attempt: Natural | None = None
     """Newest attempt that it was ordered to start or to stop; None: none yet, or a stock agent."""
-    attempt: int | None = None
+    attempt: Natural | None = None
     """Attempt whose workers run, have completed or have failed; None in READY."""
-    rank: int | None = None
+    rank: Natural | None = None
     """Node rank last assigned; kept over stops."""
-    master_addr: str | None = None
-    master_port: int | None = None
-    nproc: int | None = None
-    pid: int | None = None
+    master_addr: Text | None = None
+    master_port: Natural | None = None
+    nproc: Natural | None = None
+    pid: Natural | None = None
     """Pid of the agent, in its own pod's view."""
-    offered_port: int | None = None
+    offered_port: Natural | None = None
     """A port found free on the agent's host, for the store of the next attempt if this agent gets
     rank 0.
 
     It is a new one for each attempt. None: a stock agent.
     """
-    workers: Annotated[tuple[WorkerReport, ...], Limits(WORKERS_MAX)] = ()
-    faults: Annotated[tuple[WorkerFault, ...], Limits(FAULTS_MAX)] = ()
-    log_rules: Annotated[tuple[RuleView, ...], Limits(RULES_MAX)] = ()
+    workers: Annotated[tuple[WorkerReport, ...], Meta(max_length=WORKERS_MAX)] = ()
+    faults: Annotated[tuple[WorkerFault, ...], Meta(max_length=FAULTS_MAX)] = ()
+    log_rules: Annotated[tuple[RuleView, ...], Meta(max_length=RULES_MAX)] = ()
     """Log rules of the attempt; counts may lag by a second, states do not."""
-    watch: Annotated[tuple[RankWatch, ...], Limits(WORKERS_MAX)] = ()
+    watch: Annotated[tuple[RankWatch, ...], Meta(max_length=WORKERS_MAX)] = ()
     """Watched ranks of the attempt, by rank; steps may lag by a second, alarms do not."""
-    reason: str = ""
-    message: str = ""
-    agent_version: str = ""
+    reason: Text = ""
+    message: Text = ""
+    agent_version: Text = ""
     progress: Mapping[str, Any] = field(default_factory=dict)
-    kept: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
+    kept: Annotated[tuple[Natural, ...], Meta(max_length=WORKERS_MAX)] = ()
     """In READY: global ranks whose processes wait at the barrier for the next attempt."""
-    restart_mode: str = ""
+    restart_mode: Text = ""
     """Restart mode that a stock agent was started for."""
     is_unstarted: bool = False
     """In FAULTED: a stock agent's workers ended before the start of the next attempt.
 
     An agent of this project names no attempt in such a report.
     """
-    receipts: Annotated[tuple[Receipt, ...], Limits(WORKERS_MAX)] = ()
+    receipts: Annotated[tuple[Receipt, ...], Meta(max_length=WORKERS_MAX)] = ()
     """Receipts of the attempt, one of each rank at most for each name."""
-    copies: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
+    copies: Annotated[tuple[Natural, ...], Meta(max_length=WORKERS_MAX)] = ()
     """Node ranks of which it holds snapshots as their buddy."""
-    imports: int | None = None
+    imports: Natural | None = None
     """Modules that a usable template was ordered to import.
 
     None: the agent starts no workers warm, or the job names the modules.
     """
     warm: WarmReport | None = None
     """None: the agent starts no workers warm, or none so far."""
-    lease_seconds: Annotated[float, Limits(least=0)] | None = None
+    lease_seconds: Amount | None = None
     """Lease of the newest attempt that it has started, in seconds; 0: none. None: the agent does
     not support leases."""
-    unvouched: int | None = None
+    unvouched: Natural | None = None
     """The newest attempt that it has started, if it has never vouched for it to a peer.
 
     Peers have then renewed no lease in that attempt. None: it may have vouched.
     """
     has_ended: bool = False
     """In SHUTDOWN: none of its workers is alive, and it will start none; its last report."""
-    unreached: Annotated[str, Limits(ADDRESS_CHARACTERS)] = ""
+    unreached: Annotated[str, Meta(max_length=ADDRESS_CHARACTERS)] = ""
     """Address of its parent among the agents of the attempt that it cannot connect
     to; empty: it can, or has no parent."""
 
@@ -422,13 +424,13 @@ def children_of(rank: int, nnodes: int) -> range:
 class PeerQuestion:
     """A child's question to its parent: the body of a request to `LEASE_PATH`."""
 
-    attempt: int
-    rank: int
-    agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS)] = ""
+    attempt: Natural
+    rank: Natural
+    agent_id: Annotated[str, Meta(max_length=AGENT_ID_CHARACTERS)] = ""
     """Id of the parent in its last answer; empty: there was none."""
-    token: float = 0.0
+    token: Real = 0.0
     """The time of that answer, on the parent's clock."""
-    age: Annotated[float, Limits(least=0)] | None = None
+    age: Amount | None = None
     """Seconds since the child and all below it were certainly running; None: not all have
     answered."""
     is_urgent: bool = True
@@ -440,7 +442,7 @@ class PeerQuestion:
 class PeerAnswer:
     """A parent's answer."""
 
-    agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS, is_required=True)]
-    token: float
-    age: Annotated[float, Limits(least=0)] | None = None
+    agent_id: Annotated[str, Meta(max_length=AGENT_ID_CHARACTERS), REQUIRED]
+    token: Real
+    age: Amount | None = None
     """Seconds since all agents were certainly running the attempt; None: not all have answered."""

@@ -1,16 +1,20 @@
 """Agent reports and commands as JSON: the frames of the link and the body of `GET /v1/report`.
 
 Unknown fields are dropped, so that either side may be newer. A wrong value raises PeerError.
-
 Evidence is cut to what a message may hold.
+
+An operator of 12,500 agents reads as many reports each second: most are within all limits, and
+msgspec makes their values in one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
+
+import msgspec
 
 from unbroken.errors import PeerError
 
@@ -160,6 +164,9 @@ def decode_answer(
     """
     if len(frame) > LINK_BYTES_MAX:
         raise PeerError(f"a message of {len(frame)} bytes; at most {LINK_BYTES_MAX} are read")
+    report = _usual_report(frame) if isinstance(frame, bytes) else None
+    if report is not None:
+        return _within_limit(report, frame)
     value = load(frame)
     kind = value.get("type", "report")
     if kind == EVIDENCE and takes_evidence:
@@ -171,7 +178,33 @@ def decode_answer(
         return read(Beat, value, BEAT)
     if kind != "report":
         return None
-    report = read(AgentReport, {**value, "progress": None}, "report")
+    return _within_limit(read(AgentReport, {**value, "progress": None}, "report"), frame)
+
+
+_HEAD = b'{"type":"report",'
+"""The beginning of each frame that `encode_report` writes."""
+_ESCAPE = b"\\"
+"""Marks a character that may have to be cleaned."""
+
+
+def _usual_report(frame: bytes) -> AgentReport | None:
+    """Return the report of a frame in which nothing is cut, cleaned or wrong; None: another
+    frame."""
+    if not frame.startswith(_HEAD) or not frame.isascii() or _ESCAPE in frame:
+        return None
+    try:
+        report = _report_decoder().decode(frame)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return replace(report, progress={}) if report.progress else report
+
+
+@cache
+def _report_decoder() -> msgspec.json.Decoder[AgentReport]:
+    return msgspec.json.Decoder(AgentReport)
+
+
+def _within_limit(report: AgentReport, frame: str | bytes) -> AgentReport:
     longest = report_bytes_max(report.nproc)
     if len(frame) > longest:
         raise PeerError(f"a report of {len(frame)} bytes; at most {longest} are read")

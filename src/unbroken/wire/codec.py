@@ -1,13 +1,12 @@
 """JSON messages from frozen dataclasses and back: a class is the only definition of its message.
 
-Field names are the keys. Types define the allowed values, `Limits` how much of a value is kept.
-`read` and `write` are derived from them once for each class, and so is the faster reader of
-`agent_http.reports`.
+Field names are the keys. Types and their `msgspec.Meta` define the allowed values; every text,
+list, map of numbers and number must have a limit.
 
-Messages come from untrusted peers, which may be newer or older. `read` drops unknown fields, cuts
-values that are too long, and raises PeerError with the place of the first wrong value. (Manifests
-of users are read by `spec.schema`, which cuts nothing and reports all problems.) Texts lose NUL and
-lone surrogates, which neither the Kubernetes API nor UTF-8 can store.
+Messages come from untrusted peers, which may be newer or older. `read` drops unknown fields and
+cuts what is too long; then msgspec refuses what is wrong, as a PeerError with the place of the
+first wrong value. (Manifests of users are read by `spec.schema`, which cuts nothing and reports all
+problems.) Texts lose NUL and lone surrogates, which neither the Kubernetes API nor UTF-8 can store.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from itertools import islice
 from operator import attrgetter
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, inspect
 
 from unbroken.errors import PeerError
 
@@ -70,36 +70,38 @@ TEXT_MAX = 16 * 1024
 """Characters that are kept of a text without a limit of its own."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
+Natural = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+"""Natural number. One with a lower `le` is reduced to it; one above NUMBER_MAX is refused."""
+Real = Annotated[float, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+"""Finite number; `le` as for Natural."""
+Amount = Annotated[float, Meta(ge=0, le=NUMBER_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
+KEEPS_LAST = Meta(extra={"keeps_last": True})
+"""A list that is too long loses its first items, not its last ones."""
+REQUIRED = Meta(extra={"is_required": True, "is_written": True})
+"""The field must be present, and is written even if it is empty.
+
+Natural numbers and enums without a default are always required; other fields without a default are
+empty if absent.
+"""
+WRITTEN = Meta(extra={"is_written": True})
+"""The field is written even if it is empty."""
+UNKNOWN: Final = "unknown"
+"""Key of `Meta.extra`: the member of an enum that replaces values that only newer programs know."""
+
 Record = TypeVar("Record")
-Reader = Callable[[Any], Any]
-"""Reads a JSON value that is not null. The text of a PeerError begins with the place inside it."""
+Cut = Callable[[Any], Any]
+"""Cuts a JSON value that is not null to its limits. Values of a wrong type stay as they are."""
 Writer = Callable[[Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a field, and whether it may be absent: metadata of `Annotated`."""
-
-    most: int | None = None
-    """Most characters of a text, items of a list or entries of a map; the rest is dropped.
-
-    For a number it is the greatest value, which replaces greater ones. Lists and maps of numbers
-    must have it.
-    """
-    least: int | None = None
-    """Least number; a lower one is refused."""
-    keeps_last: bool = False
-    """A list that is too long loses its first items, not its last ones."""
-    is_required: bool = False
-    """True if it must be present, and is written even if it is empty.
-
-    Integers and enums without a default are always required; other fields without a default are
-    empty if absent.
-    """
-    is_written: bool = False
-    """True if it is written even if it is empty."""
-    unknown: Enum | None = None
-    """Replaces values of an enum that only newer programs know; None: they are refused."""
+_BLANKS: Final[Mapping[type[inspect.Type], Any]] = {
+    inspect.StrType: "",
+    inspect.FloatType: 0.0,
+    inspect.BoolType: False,
+    inspect.VarTupleType: (),
+    inspect.DictType: {},
+    inspect.NoneType: None,
+}
+"""Values of absent fields without a default."""
 
 
 def load(frame: str | bytes) -> Mapping[str, Any]:
@@ -125,10 +127,14 @@ def read(record: type[Record], value: object, name: str) -> Record:
     """Return a dataclass from a decoded JSON value. Raises PeerError, whose text begins with the
     name."""
     try:
-        result: Record = _record_reader(cast(Hashable, record))(value)
+        return msgspec.convert(_record_cut(cast(Hashable, record))(value), record)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        raise PeerError(f"{name}{place.removesuffix('`')}: {text}") from None
+    except UnicodeEncodeError:  # msgspec's, where there is a text instead of something else
+        raise PeerError(f"{name}: a text with half of a surrogate pair") from None
     except PeerError as error:
-        raise PeerError(f"{name}{error}") from None
-    return result
+        raise PeerError(f"{name}: {error}") from None
 
 
 def write(value: Any) -> dict[str, Any]:
@@ -140,187 +146,136 @@ def write(value: Any) -> dict[str, Any]:
     }
 
 
-def resolve(hint: Any, limits: Limits = Limits()) -> tuple[Any, Limits, bool]:
-    """Return the bare type in a type hint, its limits, and whether it may be None."""
-    arguments = get_args(hint)
-    if get_origin(hint) is Annotated:
-        result = (argument for argument in arguments[1:] if isinstance(argument, Limits))
-        return resolve(arguments[0], next(result, limits))
-    if get_origin(hint) in (Union, UnionType):
-        inner = next(argument for argument in arguments if argument is not NoneType)
-        return (*resolve(inner, limits)[:2], True)
-    return hint, limits, False
+def _fields(record: Hashable) -> list[tuple[inspect.Field, inspect.Type, Mapping[str, Any]]]:
+    """Return the fields of a dataclass with bare type and extras."""
+    shape = inspect.type_info(record)
+    assert isinstance(shape, inspect.DataclassType)
+    return [(field, *_bare(field.type)) for field in shape.fields]
 
 
-def is_map(bare: Any) -> bool:
-    """True if a type is `Mapping[str, X]`."""
-    origin = get_origin(bare)
-    return isinstance(origin, type) and issubclass(origin, Mapping)
+def _bare(shape: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
+    """Return the type of a value that is not null, and the extras of its annotations."""
+    if isinstance(shape, inspect.UnionType):
+        return _bare(next(one for one in shape.types if not isinstance(one, inspect.NoneType)))
+    if isinstance(shape, inspect.Metadata):
+        bare, extra = _bare(shape.type)
+        return bare, {**extra, **(shape.extra or {})}
+    return shape, {}
 
 
 @cache
-def _record_reader(record: Hashable) -> Reader:
-    assert isinstance(record, type)
-    hints = get_type_hints(record, include_extras=True)
+def _record_cut(record: Hashable) -> Cut:
     rows, blanks = [], {}
-    for field in fields(record):
-        bare, limits, is_optional = resolve(hints[field.name])
-        has_default = (field.default, field.default_factory) != (MISSING, MISSING)
-        blank = None if is_optional else _blank(bare)
-        is_required = limits.is_required or (blank is MISSING and not has_default)
-        if not has_default and not is_required:
-            blanks[field.name] = blank
-        rows.append((field.name, _reader(hints[field.name]), is_required))
-    return partial(_record, record, rows, blanks)
+    for field, bare, extra in _fields(record):
+        rows.append((field.name, _cut(bare, extra)))
+        is_optional = isinstance(field.type, inspect.UnionType)
+        blank = inspect.NoneType if is_optional else type(bare)
+        if field.required and "is_required" not in extra and blank in _BLANKS:
+            blanks[field.name] = _BLANKS[blank]
+    return partial(_cut_record, rows, blanks)
+
+
+def _cut(bare: inspect.Type, extra: Mapping[str, Any]) -> Cut | None:
+    """Return how values of a type are cut; None: never."""
+    match bare:
+        case inspect.DataclassType(cls=record):
+            return _record_cut(cast(Hashable, record))
+        case inspect.VarTupleType(item_type=item, max_length=int(most)):
+            kept = slice(-most, None) if "keeps_last" in extra else slice(most)
+            return partial(_cut_list, _cut(*_bare(item)), kept)
+        case inspect.DictType(value_type=inspect.FloatType(), max_length=int(most)):
+            return partial(_numbers, most)
+        case inspect.DictType(value_type=inspect.AnyType()):
+            return _object
+        case inspect.StrType(max_length=int(most)):
+            return partial(_text, most)
+        case inspect.EnumType(cls=members):
+            return partial(_known, {member.value for member in members}, extra.get(UNKNOWN))
+        case inspect.IntType(le=int(most)):
+            return None if most == NUMBER_MAX else partial(_reduced, (int,), most)
+        case inspect.FloatType(le=float() | int() as most):
+            return None if most == NUMBER_MAX else partial(_reduced, (int, float), most)
+        case inspect.BoolType():
+            return None
+        case _:
+            raise TypeError(f"a type without a limit: {bare}")
 
 
 @cache
 def _record_writer(record: Hashable) -> list[tuple[str, Writer, Writer | None, bool]]:
     """Return name, getter and writer of each field, and whether it is written even if it is
     empty."""
-    assert isinstance(record, type)
-    hints = get_type_hints(record, include_extras=True)
-    found: list[tuple[str, Writer, Writer | None, bool]] = []
-    for name in (field.name for field in fields(record)):
-        bare, limits, _ = resolve(hints[name])
-        is_scalar = isinstance(bare, type) and bare is not str
-        is_written = limits.is_required or limits.is_written or is_scalar
-        found.append((name, attrgetter(name), _writer(bare), is_written))
-    return found
+    may_be_empty = (inspect.StrType, inspect.VarTupleType, inspect.DictType)
+    return [
+        (field.name, attrgetter(field.name), _writer(bare),
+         "is_written" in extra or not isinstance(bare, may_be_empty))
+        for field, bare, extra in _fields(record)
+    ]  # fmt: skip
 
 
-def _reader(hint: Any) -> Reader:
-    bare, limits, _ = resolve(hint)
-    if get_origin(bare) is tuple:
-        most = _most(limits)
-        kept = slice(-most, None) if limits.keeps_last else slice(most)
-        return partial(_list, _reader(get_args(bare)[0]), kept)
-    if is_map(bare):
-        return partial(_numbers, _most(limits)) if get_args(bare)[1] is float else _object
-    if is_dataclass(bare):
-        return _record_reader(cast(Hashable, bare))
-    if issubclass(bare, Enum):
-        return partial(_enum, {member.value: member for member in bare}, limits.unknown)
-    if bare is str:
-        return partial(_text, TEXT_MAX if limits.most is None else limits.most)
-    read_scalar = {int: _integer, float: _float, bool: _flag}[bare]
-    if limits.least is None and limits.most is None:
-        return read_scalar
-    return partial(_limited, read_scalar, limits)
-
-
-def _writer(bare: Any) -> Writer | None:
+def _writer(bare: inspect.Type) -> Writer | None:
     """Return the writer of a type; None: the value is JSON already."""
-    if get_origin(bare) is tuple:
-        write_item = _writer(resolve(get_args(bare)[0])[0])
-        return None if write_item is None else lambda items: [*map(write_item, items)]
-    if is_map(bare):
-        return _named_numbers if get_args(bare)[1] is float else None
-    if is_dataclass(bare):
-        return write
-    return attrgetter("value") if issubclass(bare, Enum) else None
+    match bare:
+        case inspect.VarTupleType(item_type=item):
+            write_item = _writer(_bare(item)[0])
+            return None if write_item is None else lambda items: [*map(write_item, items)]
+        case inspect.DictType(value_type=inspect.FloatType()):
+            return _named_numbers
+        case inspect.DataclassType():
+            return write
+        case inspect.EnumType():
+            return attrgetter("value")
+        case _:
+            return None
 
 
-def _blank(bare: Any) -> Any:
-    """Return the value of an absent field without a default; MISSING: there is none."""
-    if get_origin(bare) is tuple:
-        return ()
-    return {} if is_map(bare) else {str: "", float: 0.0, bool: False}.get(bare, MISSING)
+def _text(most: int, value: object) -> object:
+    return clean(value, most) if isinstance(value, str) else value
 
 
-def _most(limits: Limits) -> int:
-    if limits.most is None:
-        raise TypeError("a list or a map of numbers without a limit")
-    return limits.most
-
-
-def _wrong(text: str) -> PeerError:
-    return PeerError(f": {text}")
-
-
-def _record(
-    record: type[Any], rows: list[tuple[str, Reader, bool]], blanks: Mapping[str, Any], value: Any
-) -> Any:
+def _cut_record(
+    rows: list[tuple[str, Cut | None]], blanks: Mapping[str, Any], value: object
+) -> object:
     if not isinstance(value, Mapping):
-        raise _wrong("not an object")
-    result, name = dict(blanks), ""
-    try:
-        for name, read_field, is_required in rows:
-            given = value.get(name)
-            if given is not None:
-                result[name] = read_field(given)
-            elif is_required:
-                raise _wrong("missing")
-    except PeerError as error:
-        raise PeerError(f".{name}{error}") from None
-    return record(**result)
+        return value
+    given = {
+        name: item if cut is None else cut(item)
+        for name, cut in rows
+        if (item := value.get(name)) is not None
+    }
+    return {**blanks, **given}
 
 
-def _list(read_item: Reader, kept: slice, value: Any) -> tuple[Any, ...]:
+def _cut_list(cut: Cut | None, kept: slice, value: object) -> object:
     if not isinstance(value, list):
-        raise _wrong("not a list")
-    result: list[Any] = []
-    try:
-        result.extend(map(read_item, value[kept]))
-    except PeerError as error:
-        raise PeerError(f"[{len(result)}]{error}") from None
-    return tuple(result)
+        return value
+    return value[kept] if cut is None else [*map(cut, value[kept])]
 
 
-def _text(longest: int, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _wrong("not a text")
-    return clean(value, longest)
+def _known(values: set[str], unknown: Enum | None, value: object) -> object:
+    if not isinstance(value, str) or value in values:
+        return value
+    return clean(value, 40) if unknown is None else unknown.value
 
 
-def _enum(members: Mapping[str, Enum], unknown: Enum | None, value: Any) -> Enum:
-    member = members.get(_text(TEXT_MAX, value), unknown)
-    if member is None:
-        raise _wrong(f"not one of {', '.join(members)}")
-    return member
+def _reduced(types: tuple[type, ...], most: float, value: Any) -> object:
+    # `True` is of another type. NaN is not less than any number.
+    is_number = type(value) in types and abs(value) <= NUMBER_MAX
+    return min(value, most) if is_number else value
 
 
-def _integer(value: Any) -> int:
-    # `True` is not of this type.
-    if type(value) is not int or not 0 <= value <= NUMBER_MAX:
-        raise _wrong("not a natural number")
-    return value
-
-
-def _float(value: Any) -> float:
-    # NaN is not less than any number.
-    if type(value) not in (int, float) or not abs(value) <= NUMBER_MAX:
-        raise _wrong("not a finite number")
-    return float(value)
-
-
-def _limited(read_number: Callable[[Any], float], limits: Limits, value: Any) -> float:
-    number = read_number(value)
-    if limits.least is not None and number < limits.least:
-        raise _wrong(f"less than {limits.least}")
-    return number if limits.most is None else min(number, type(number)(limits.most))
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong("neither true nor false")
-    return value
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    """Return a small object of any values."""
-    if not isinstance(value, dict):
-        raise _wrong("not an object")
-    if not is_small(value, PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX):
+def _object(value: object) -> object:
+    """Return a small object of any values. Raises PeerError."""
+    if isinstance(value, dict) and not is_small(value, PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX):
         limit = f"{PROGRESS_BYTES_MAX} bytes and a depth of {PROGRESS_DEPTH_MAX}"
-        raise _wrong(f"more than {limit}")
+        raise PeerError(f"an object of more than {limit}")
     return value
 
 
-def _numbers(most: int, value: Any) -> dict[str, float]:
+def _numbers(most: int, value: object) -> object:
     """Return numbers by name; other values are dropped."""
     if not isinstance(value, dict):
-        raise _wrong("not an object")
+        return value
     return {
         clean(key, TEXT_MAX): number
         for key, given in islice(value.items(), most)

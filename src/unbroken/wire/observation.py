@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from .codec import Limits
+from msgspec import Meta
+
+from .codec import REQUIRED, WRITTEN, Natural, Real, Text
 
 THREADS_MAX = 16
 """Threads of a process in evidence; the main thread is always among them."""
@@ -45,15 +47,15 @@ class Bound(Enum):
 class Alarm:
     """A detector's finding that has not ended."""
 
-    detector: Annotated[str, Limits(is_required=True)]
+    detector: Annotated[Text, REQUIRED]
     """`spec.job.detectors.Detector`; a text, since the other side may know more of them."""
-    since: float
+    since: Real
     """Start of the finding: the last step, the stop, the first bad value."""
-    at: float
+    at: Real
     """Time at which the detector was certain."""
-    why: str
+    why: Text
     """One line for people."""
-    step: int | None = None
+    step: Natural | None = None
     """Step at which it began; None: not known."""
 
 
@@ -61,34 +63,36 @@ class Alarm:
 class RankWatch:
     """One rank as the watchdog sees it now. Times are seconds since the epoch."""
 
-    rank: int
-    phase: str = ""
+    rank: Natural
+    phase: Text = ""
     """startup, first step, train, eval, checkpoint, or the script's own word."""
-    step: int | None = None
+    step: Natural | None = None
     """Newest step that the script has reported; None: it reports none."""
-    step_at: float | None = None
-    step_seconds: float | None = None
+    step_at: Real | None = None
+    step_seconds: Real | None = None
     """Median of the newest steps, in seconds."""
-    sign_at: float | None = None
+    sign_at: Real | None = None
     """Last sign of life: a step, output, or work if the rank shows nothing else."""
-    allowed_seconds: float | None = None
+    allowed_seconds: Real | None = None
     """Seconds of silence that are usual in this phase, with a margin; None: still learning."""
-    checkpoint_step: int | None = None
-    metrics: Annotated[Mapping[str, float], Limits(METRICS_MAX)] = field(default_factory=dict)
+    checkpoint_step: Natural | None = None
+    metrics: Annotated[Mapping[str, float], Meta(max_length=METRICS_MAX)] = field(
+        default_factory=dict
+    )
     """Metrics as last reported; NaN and infinities as they are."""
-    alarms: Annotated[tuple[Alarm, ...], Limits(ALARMS_MAX)] = ()
-    first_step: int | None = None
+    alarms: Annotated[tuple[Alarm, ...], Meta(max_length=ALARMS_MAX)] = ()
+    first_step: Natural | None = None
     """The first step that it has reported; it may be older than the first report with a step."""
-    first_step_at: float | None = None
+    first_step_at: Real | None = None
     """None: not known, as in a process that was kept over a restart."""
-    bound: str = ""
+    bound: Text = ""
     """`Bound`; empty: an older agent."""
-    look_seconds: float | None = None
+    look_seconds: Real | None = None
     """Seconds of silence after which all ranks are looked at; None: only once an alarm is
     raised."""
-    act_seconds: float | None = None
+    act_seconds: Real | None = None
     """Seconds of silence from which on a look with a certain result acts."""
-    late_since: float | None = None
+    late_since: Real | None = None
     """Last sign of life, while the silence is longer than `look_seconds`; None: it is not late."""
 
 
@@ -96,12 +100,12 @@ class RankWatch:
 class CollectCommand:
     """Report the activity of every rank, in Evidence, and stop nothing."""
 
-    request: int
+    request: Natural
     """Number chosen by the sender; the answer has it."""
-    attempt: int
-    seconds: Annotated[float, Limits(COLLECT_SECONDS_MAX, 0, is_required=True)]
+    attempt: Natural
+    seconds: Annotated[float, Meta(ge=0, le=COLLECT_SECONDS_MAX), REQUIRED]
     """Seconds within which the answer is sent, with the evidence so far."""
-    samples_per_second: Annotated[int, Limits(SAMPLES_PER_SECOND_MAX)] = 0
+    samples_per_second: Annotated[int, Meta(ge=0, le=SAMPLES_PER_SECOND_MAX)] = 0
     """Stacks to read of each rank per second, for nearly all of `seconds`.
 
     The answer then counts those in which the rank waited for its peers, and has no stacks. 0: two
@@ -113,9 +117,11 @@ class CollectCommand:
 class ThreadStack:
     """The stack of a thread."""
 
-    name: str
+    name: Text
     is_main: bool
-    frames: Annotated[tuple[Annotated[str, Limits(FRAME_CHARACTERS)], ...], Limits(FRAMES_MAX)]
+    frames: Annotated[
+        tuple[Annotated[str, Meta(max_length=FRAME_CHARACTERS)], ...], Meta(max_length=FRAMES_MAX)
+    ]
     """`function (file:line)`, native ones `function (library)`; the innermost first."""
     holds_gil: bool = False
     """The thread held Python's global interpreter lock at every look, two at least."""
@@ -125,10 +131,10 @@ class ThreadStack:
 class Collective:
     """The newest collective of a process group, by the flight recorder."""
 
-    group: str
-    sequence: int = 0
-    operation: str = ""
-    state: Annotated[str, Limits(is_written=True)] = ""
+    group: Text
+    sequence: Natural = 0
+    operation: Text = ""
+    state: Annotated[Text, WRITTEN] = ""
     """scheduled, started, completed."""
 
 
@@ -137,16 +143,16 @@ class Activity:
     """Counters of a process.  What they gain from the end of one look to the beginning of the next
     is its own: looks interrupt it."""
 
-    at: float
+    at: Real
     """Time by a clock of the agent's machine: only differences mean something."""
-    main_seconds: float
+    main_seconds: Real
     """Processor time of its main thread."""
-    main_runs: int
+    main_runs: Natural
     """Times that the main thread was given a processor."""
-    cpu_seconds: float
+    cpu_seconds: Real
     """Processor time of all its threads and of the processes below it, in hundredths of a second;
     it may shrink."""
-    faults: int = 0
+    faults: Natural = 0
     """Page faults: it took or touched memory that it had not used so far."""
 
 
@@ -154,36 +160,36 @@ class Activity:
 class RankEvidence:
     """One rank, looked at twice with a pause between."""
 
-    rank: int
-    pid: int
-    state: Annotated[str, Limits(is_written=True)] = ""
+    rank: Natural
+    pid: Natural
+    state: Annotated[Text, WRITTEN] = ""
     """State of the process, by the kernel: R, S, D, T, t, Z; empty: gone."""
-    waits_in: str = ""
+    waits_in: Text = ""
     """Function of the kernel in which the main thread waits."""
-    cpu_seconds: float = 0.0
+    cpu_seconds: Real = 0.0
     """Processor seconds since it started, without children that it has waited for."""
-    cpu_share: float | None = None
+    cpu_share: Real | None = None
     """Cores used between the looks, with the processes below it; None: not measured."""
-    waited_share: float | None = None
+    waited_share: Real | None = None
     """Cores that main threads of these processes were ready to use and did not get, because the
     machine was busy; None: not measured."""
-    io_bytes: int | None = None
+    io_bytes: Natural | None = None
     """Bytes read and written between the looks; None: not measured."""
     is_same: bool | None = None
     """The main thread was in the same functions both times; None: not known."""
-    last_output_at: float | None = None
-    last_line: str = ""
-    phase: str = ""
-    step: int | None = None
-    step_at: float | None = None
-    threads: Annotated[tuple[ThreadStack, ...], Limits(THREADS_MAX)] = ()
+    last_output_at: Real | None = None
+    last_line: Text = ""
+    phase: Text = ""
+    step: Natural | None = None
+    step_at: Real | None = None
+    threads: Annotated[tuple[ThreadStack, ...], Meta(max_length=THREADS_MAX)] = ()
     """The threads, the main thread first."""
-    collectives: Annotated[tuple[Collective, ...], Limits(COLLECTIVES_MAX)] = ()
-    note: str = ""
+    collectives: Annotated[tuple[Collective, ...], Meta(max_length=COLLECTIVES_MAX)] = ()
+    note: Text = ""
     """Why something is missing."""
-    samples: int = 0
+    samples: Natural = 0
     """Stacks that were read for a command with `samples_per_second`."""
-    waiting: int = 0
+    waiting: Natural = 0
     """Samples in which the main thread waited for its peers."""
     activity_before: Activity | None = None
     """Activity when the look began; None: the kernel does not report it."""
@@ -195,9 +201,9 @@ class RankEvidence:
 class Evidence:
     """The answer to a CollectCommand."""
 
-    request: int
-    attempt: int
-    agent_id: Annotated[str, Limits(is_required=True)]
-    at: float
+    request: Natural
+    attempt: Natural
+    agent_id: Annotated[Text, REQUIRED]
+    at: Real
     """Time at which it was complete."""
-    ranks: Annotated[tuple[RankEvidence, ...], Limits(RANKS_MAX)] = ()
+    ranks: Annotated[tuple[RankEvidence, ...], Meta(max_length=RANKS_MAX)] = ()

@@ -22,13 +22,15 @@ from typing import Annotated
 from urllib.parse import quote
 from zlib import crc32
 
+from msgspec import Meta
+
 from unbroken.agent_http.peer import SILENCE_SECONDS, connected
 from unbroken.agent_http.snapshots import PATH, Key, Point, RequestRefused
 from unbroken.core.snapshots.replication import KEPT, Agreement, Arrival, NextRound
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.agent import StartCommand
-from unbroken.wire.codec import Limits, load
+from unbroken.wire.codec import Natural, load
 from unbroken.wire.codec import read as read_message
 from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, Header, chunk, read
 
@@ -391,18 +393,18 @@ LISTED_MAX = 64
 class HeldSnapshot:
     """A snapshot in the list of an agent."""
 
-    attempt: int
-    step: int
-    bytes: int
+    attempt: Natural
+    step: Natural
+    bytes: Natural
 
 
 @dataclass(frozen=True, slots=True)
 class HeldList:
     """The snapshots of a rank that an agent holds."""
 
-    node: int | None
+    node: Natural | None
     """Node rank of the agent; None: it has not been started."""
-    snapshots: Annotated[tuple[HeldSnapshot, ...], Limits(LISTED_MAX)]
+    snapshots: Annotated[tuple[HeldSnapshot, ...], Meta(max_length=LISTED_MAX)]
 
 
 @dataclass(frozen=True)

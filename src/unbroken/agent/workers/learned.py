@@ -22,11 +22,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from msgspec import Meta
+
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
 from unbroken.wire import codec
 from unbroken.wire.agent import IMPORTS_MAX
-from unbroken.wire.codec import Limits, load
+from unbroken.wire.codec import Amount, Text, load
 
 from .environment import Program, python
 from .template import NAME_CHARACTERS, WORD_CHARACTERS
@@ -69,18 +71,18 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    name: str
-    text: str
+    name: Text
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """The contents of a file."""
 
-    modules: Annotated[tuple[str, ...], Limits(IMPORTS_MAX)] = ()
-    left_out: Annotated[tuple[_Note, ...], Limits(IMPORTS_MAX)] = ()
-    files: Annotated[tuple[_Note, ...], Limits(FILES_MAX)] = ()
-    seconds: Annotated[float, Limits(least=0)] = 0.0
+    modules: Annotated[tuple[Text, ...], Meta(max_length=IMPORTS_MAX)] = ()
+    left_out: Annotated[tuple[_Note, ...], Meta(max_length=IMPORTS_MAX)] = ()
+    files: Annotated[tuple[_Note, ...], Meta(max_length=FILES_MAX)] = ()
+    seconds: Amount = 0.0
 
 
 def state(file: str) -> str:

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Annotated, NamedTuple
 
-from unbroken.wire.codec import Limits
+from msgspec import Meta
+
+from unbroken.wire.codec import Natural
 
 MARGIN_MAX = 64
 """Largest margin, in saves."""
@@ -52,13 +54,13 @@ class Item(NamedTuple):
 class Arrival:
     """A node's report between two rounds of a name."""
 
-    known: int
+    known: Natural
     """Number of the newest decision that the node has received; 0: none."""
-    newest: int
+    newest: Natural
     """Step of its newest save."""
-    stride: int
+    stride: Natural
     """Steps between two saves; 0: not known."""
-    held: Annotated[tuple[int, ...], Limits(HELD_MAX)]
+    held: Annotated[tuple[Natural, ...], Meta(max_length=HELD_MAX)]
     is_late: bool = False
     """True if it received the last round too late to take part."""
     is_idle: bool = False
@@ -69,10 +71,10 @@ class Arrival:
 class NextRound:
     """The next round, for all nodes."""
 
-    number: int
-    common: int | None
+    number: Natural
+    common: Natural | None
     """The newest step that all nodes hold; None: there is none."""
-    begin: int
+    begin: Natural
     """The next round is for the first save from this step on."""
 
 
