@@ -28,6 +28,8 @@ from unbroken.cluster_api.server import HANDLERS
 from unbroken.core import patience
 from unbroken.core.job.recovery import incidents, ladder, symptoms
 from unbroken.core.job.watch import unreached
+from unbroken.nodes.gpu_metrics import FIELDS, LABELS, GpuMetrics
+from unbroken.nodes.host_metrics import DEVICES_MAX, FAMILIES
 from unbroken.nodes.tables import read_table
 from unbroken.observe import job_metrics
 from unbroken.observe.job_metrics import JobMetrics
@@ -341,16 +343,21 @@ def _span(seconds: float) -> str:
 
 def metrics() -> Iterator[str]:
     """Yield every metric family, with type, labels and meaning."""
-    jobs, resumed, nodes, own = (CollectorRegistry() for _ in range(4))
+    jobs, resumed, nodes, own, gpus = (CollectorRegistry() for _ in range(5))
     JobMetrics(jobs, 0.0, lambda: 0.0)
     ResumedMetrics(resumed, 0.0)
     NodeMetrics(nodes, 0.0)
     ProgramMetrics(own, _health)
+    GpuMetrics(gpus)
+    dcgm = (
+        (code(name), ", ".join(map(code, LABELS)), "untyped", text) for name, text in FIELDS.items()
+    )
     yield from (
         "# Metrics",
         "",
         f"The operator serves these at `{PATH}` of port {PORT}, the local cluster at an address",
-        "that `unbroken status` shows. The agent and the node daemon serve no metrics.",
+        "that `unbroken status` shows. The node daemon serves those of its node, at the same path",
+        "and port of its own pod. The agent serves no metrics.",
         "[The guide](../guide/metrics.md) has the scrape configuration and useful alerts.",
         "Histograms have the series `_bucket`, `_sum` and `_count`. The Prometheus client library",
         "adds `process_*` and `python_info`.",
@@ -362,6 +369,9 @@ def metrics() -> Iterator[str]:
         ("Jobs of other kinds with auto-resume", "", _families(resumed)),
         ("Nodes", "", _families(nodes)),
         ("The operator itself", "", _families(own)),
+        ("Node daemon: faults", "", _families(gpus, is_ours=True)),
+        ("Node daemon: GPUs, by the DCGM exporter's names", DCGM, dcgm),
+        ("Node daemon: the system, by node-exporter's names", NODE_EXPORTER, _system()),
     ):
         yield from (f"## {title}", "", *([text, ""] if text else []))
         yield from table(("name", "labels", "type", "meaning"), found)
@@ -373,6 +383,30 @@ DOCUMENTED = (
     "documentation does not give the unit of the two latencies: here it is seconds. Their buckets\n"
     "have the plain name, because the dashboards ask for it."
 )
+
+
+DCGM = (
+    "From NVML. A field that the GPU or its driver does not offer is missing. `DCGM_FI_PROF_*`\n"
+    "needs DCGM itself. The type is untyped: DCGM's counters do not end in `_total`."
+)
+NODE_EXPORTER = (
+    "From /proc and /sys. Counters of EFA devices have the names of AWS's EFA exporter. Devices\n"
+    f"of pods are left out, and of each type of device at most {DEVICES_MAX} are shown."
+)
+
+
+def _system() -> Rows:
+    """Name, labels, type and meaning of the node's system."""
+    yield (
+        "`node_memory_FIELD_bytes`",
+        "",
+        "gauge",
+        "Field of /proc/meminfo, such as `MemAvailable`.",
+    )
+    yield "`node_memory_FIELD`", "", "gauge", "The same without a unit, such as `HugePages_Free`."
+    for name, family in FAMILIES.items():
+        kind = "untyped" if family.kind == "unknown" else family.kind
+        yield code(name), ", ".join(map(code, family.labels)), kind, family.text
 
 
 def _health() -> ProgramHealth:
@@ -587,6 +621,19 @@ def endpoints() -> Iterator[str]:
                 "`--webhook-port`",
                 "[Admission reviews](../guide/validation.md) of the Kubernetes API server, by TLS.",
             ),
+        ),
+    )
+    yield from (
+        "## Node daemon",
+        "",
+        "Options: `--metrics-host`, `--metrics-port` (off by default; the chart sets 8081).",
+        "",
+    )
+    yield from table(
+        ("method", "path", "meaning"),
+        (
+            ("GET", code(PATH), "[Metrics](metrics.md) of the node and its GPUs."),
+            ("GET", code(HEALTH_PATH), "200 while the program answers."),
         ),
     )
     yield from (

@@ -16,7 +16,7 @@ NAMESPACE = "aws-hyperpod"
 EVERYTHING: Object = {
     "clusterApi": {"enabled": True, "credentialsSecret": "keys"},
     "checks": {"image": "checks:1"},
-    "nodeDaemon": {"table": "version = 1\n"},
+    "nodeDaemon": {"table": "version = 1\n", "metrics": {"podMonitor": {"enabled": True}}},
     "networkPolicy": {"enabled": True, "jobNamespaces": ["team-a", "team-b"]},
     "kueue": {"enabled": True},
     "trainer": {"runtime": True},

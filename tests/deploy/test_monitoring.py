@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from tests.apiservers import ROOT
-from tests.deploy.charts import EVERYTHING, Object, of_kind, one_of, render
+from tests.deploy.charts import EVERYTHING, Object, of_kind, one_of, pod_of, render
 from tests.tools import tool
 
 GUIDE = ROOT / "docs/guide"
@@ -89,3 +89,40 @@ def test_prometheus_finds_the_metrics_by_the_documented_name() -> None:
     assert wanted <= service["metadata"]["labels"].items()
     assert endpoint["port"] in [one["name"] for one in service["spec"]["ports"]]
     assert (endpoint["port"], endpoint["interval"]) == ("8081", "15s")
+
+
+def test_metrics_of_nodes_are_served_and_scraped_only_if_that_is_wanted() -> None:
+    found = render(EVERYTHING)
+    (endpoint,) = one_of(found, "PodMonitor", "unbroken-node-daemon")["spec"]["podMetricsEndpoints"]
+    assert endpoint["honorLabels"], "a GPU's pod, not the daemon's"
+    container = daemon(found)
+    assert endpoint["port"] in [one["name"] for one in container["ports"]]
+    policy = one_of(found, "NetworkPolicy", "unbroken-node-daemon")
+    (allowed,) = policy["spec"]["ingress"]
+    assert [one["port"] for one in allowed["ports"]] == [container["ports"][0]["containerPort"]]
+    assert not of_kind(render(), "PodMonitor")
+    assert {"--metrics=host", "--metrics=gpus"} <= set(daemon(render())["args"])
+
+
+def test_metrics_of_nodes_can_be_turned_off_in_parts() -> None:
+    def arguments(**metrics: bool) -> list[str]:
+        container = daemon(render({"nodeDaemon": {"metrics": metrics}}))
+        assert ("ports" in container) == ("args" in container)
+        return [one for one in container.get("args", ()) if one.startswith("--metrics=")]
+
+    assert arguments(host=False) == ["--metrics=gpus"]
+    assert arguments(gpus=False) == ["--metrics=host"]
+    assert arguments(host=False, gpus=False) == arguments(enabled=False) == []
+    closed = one_of(
+        render({"nodeDaemon": {"metrics": {"enabled": False}}}),
+        "NetworkPolicy",
+        "unbroken-node-daemon",
+    )
+    assert "ingress" not in closed["spec"]
+
+
+def daemon(found: list[Object]) -> Object:
+    """Return the container of the node daemon."""
+    (container,) = pod_of(one_of(found, "DaemonSet", "node-daemon"))["containers"]
+    result: Object = container
+    return result

@@ -19,6 +19,7 @@
 struct gpu {
     char pci[32];
     int error, pending, failed, sram, recovery, ecc, links, nvlink_errors, slowdown;
+    int use, memory, temperature, watts; /* -1: the GPU does not say */
 };
 static struct gpu gpus[GPUS];
 static unsigned count;
@@ -63,6 +64,10 @@ static void load(void) {
             gpu->links = value(line, "links=", -1);
             gpu->nvlink_errors = value(line, "nvlink_errors=", 0);
             gpu->slowdown = value(line, "slowdown=", 0);
+            gpu->use = value(line, "use=", -1);
+            gpu->memory = value(line, "memory=", -1);
+            gpu->temperature = value(line, "temperature=", -1);
+            gpu->watts = value(line, "watts=", -1);
         }
     }
     if (file) fclose(file);
@@ -129,8 +134,52 @@ struct field {
 };
 int nvmlDeviceGetFieldValues(struct gpu *gpu, int wanted, struct field *fields) {
     for (int i = 0; i < wanted; i++) {
-        fields[i].code = fields[i].id == 230 && gpu->recovery >= 0 ? 0 : NOT_SUPPORTED;
-        fields[i].value.number = (unsigned)gpu->recovery;
+        int is_heat = fields[i].id == 82; /* NVML_FI_DEV_MEMORY_TEMP */
+        int number = is_heat ? gpu->temperature : fields[i].id == 230 ? gpu->recovery : -1;
+        fields[i].code = number >= 0 ? 0 : NOT_SUPPORTED;
+        fields[i].value.number = (unsigned)number;
     }
     return 0;
+}
+
+/* Values that are only shown: https://docs.nvidia.com/deploy/nvml-api has their units. */
+int nvmlDeviceGetUUID(struct gpu *gpu, char *found, unsigned length) {
+    snprintf(found, length, "GPU-%.31s", gpu->pci);
+    return gpu->error;
+}
+int nvmlDeviceGetName(struct gpu *gpu, char *found, unsigned length) {
+    snprintf(found, length, "NVIDIA H100 80GB HBM3");
+    return gpu->error;
+}
+int nvmlDeviceGetUtilizationRates(struct gpu *gpu, unsigned found[2]) {
+    if (gpu->use < 0) return NOT_SUPPORTED;
+    found[0] = (unsigned)gpu->use;
+    found[1] = (unsigned)gpu->use / 2;
+    return gpu->error;
+}
+int nvmlDeviceGetTemperature(struct gpu *gpu, int sensor, unsigned *found) {
+    if (gpu->temperature < 0 || sensor) return NOT_SUPPORTED;
+    *found = (unsigned)gpu->temperature;
+    return gpu->error;
+}
+int nvmlDeviceGetPowerUsage(struct gpu *gpu, unsigned *milliwatts) {
+    if (gpu->watts < 0) return NOT_SUPPORTED;
+    *milliwatts = (unsigned)gpu->watts * 1000;
+    return gpu->error;
+}
+int nvmlDeviceGetClockInfo(struct gpu *gpu, int clock, unsigned *megahertz) {
+    if (gpu->watts < 0) return NOT_SUPPORTED;
+    *megahertz = clock == 1 ? 1980 : 2619; /* NVML_CLOCK_SM, NVML_CLOCK_MEM */
+    return gpu->error;
+}
+/* As nvmlMemory_v2_t of nvml.h; `memory` is in MiB. */
+struct memory { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(struct gpu *gpu, struct memory *found) {
+    if (gpu->memory < 0) return NOT_SUPPORTED;
+    if (found->version != 0x2000028) return 25; /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
+    found->total = 81559ULL << 20;
+    found->reserved = 559ULL << 20;
+    found->used = (unsigned long long)gpu->memory << 20;
+    found->free = found->total - found->reserved - found->used;
+    return gpu->error;
 }

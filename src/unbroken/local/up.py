@@ -23,6 +23,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -51,6 +52,8 @@ from unbroken.local.node.processes.cri_log import LogFile
 from unbroken.local.ray import ray_tokens
 from unbroken.log_lines import LINE_FORM, Log
 from unbroken.nodes.driver import DaemonOptions, run_daemon
+from unbroken.nodes.gpu_metrics import GpuMetrics
+from unbroken.nodes.host_metrics import HostMetrics
 from unbroken.observe.server import serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.driver import OperatorOptions, run_operator
@@ -99,14 +102,17 @@ SAMPLE_SECONDS = 5.0
 """There is little to look at."""
 
 
-def daemon_beside(logs: Path) -> Companion:
+def daemon_beside(logs: Path, gpus: GpuMetrics) -> Companion:
     """Return the program that runs a node's daemon; its log is kept below `logs`."""
 
     async def watch(client: KubeClient, node: NodeOptions) -> None:
         kernel_log = node.directory / KERNEL_LOG
         kernel_log.touch()
         kernel_log.chmod(0o600)  # a writer of it can have the node repaired
-        await run_daemon(client, _options(node, kernel_log, logs))
+        try:
+            await run_daemon(client, _options(node, kernel_log, logs), gpus)
+        finally:
+            gpus.node_gone(node.name)
 
     return watch
 
@@ -182,10 +188,15 @@ async def _run_parts(
     informers = Informers(client)
     keys = credentials_file(paths, options)
     cluster_api = ClusterApiOptions(keys, port=options.cluster_api_port)
+    # The nodes share this machine, but each has GPUs of its own.
+    machine = HostMetrics(metrics.registry, Path("/"), platform.node())
+    gpus = GpuMetrics(metrics.registry)
     try:
         async with (
             serve_cluster_api(client, cluster_api) as address,
-            serving_metrics(metrics.registry, "127.0.0.1", options.metrics_port) as told_at,
+            serving_metrics(
+                metrics.registry, "127.0.0.1", options.metrics_port, machine.refresh
+            ) as told_at,
             asyncio.TaskGroup() as parts,
         ):
             state = State(
@@ -201,7 +212,9 @@ async def _run_parts(
                 watch_nodes(informers, metrics.registry, state.since)
             for program in job_programs(options):
                 await program.install(client)
-            first.append(await _start_machines(parts, paths, options, server, client, informers))
+            first.append(
+                await _start_machines(parts, paths, options, server, client, informers, gpus)
+            )
             # Programs that evaluate nodes start later: after a restart, no node is late because of
             # it.
             others = [
@@ -224,6 +237,7 @@ async def _start_machines(
     server: Serving,
     client: KubeClient,
     informers: Informers,
+    gpus: GpuMetrics,
 ) -> asyncio.Task[None]:
     """Run the machines; returns when those that there are to be have joined."""
     requests = MachineRequests(client)
@@ -234,7 +248,7 @@ async def _start_machines(
         first_index=networks.claim(paths.directory) * NODES_MAX,
         make=maker(paths, options, server.kubelet_token),
         sources=options.lifecycle_sources,
-        companions=(daemon_beside(paths.logs),),
+        companions=(daemon_beside(paths.logs, gpus),),
     )
     pool = MachinePool(client, informers, pool_options)
     running = parts.create_task(pool.run())

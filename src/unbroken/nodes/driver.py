@@ -42,6 +42,7 @@ from unbroken.core.nodes.health import (
     Written,
 )
 from unbroken.core.nodes.health_object import NODE_ACTIONS, OwnNode, node_state
+from unbroken.core.nodes.kernel_log import KERNEL, KernelLine, read_xid
 from unbroken.core.nodes.signals import GpuSample, SignTable
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
@@ -59,8 +60,11 @@ from unbroken.spec.nodes.values import Action
 from unbroken.spec.times import time_text
 
 from . import host
+from .gpu_metrics import GpuMetrics, Owner
 from .gpus import GpuEyes
 from .kernel_reader import FileReader, KmsgReader
+from .metrics import MetricsPlace, serving_node
+from .pod_resources import NoAnswerError, gpu_owners
 from .tables import read_table
 
 STREAM = "SagemakerHealthMonitoringAgent"
@@ -163,18 +167,34 @@ class DaemonOptions:
     nvml_library: str | None = None
     """Path of the NVML library; None: the driver's."""
     sample_seconds: float = SAMPLE_SECONDS
+    metrics: MetricsPlace | None = None
+    """Where metrics are served; None: nowhere."""
 
 
-async def run_daemon(client: KubeClient, options: DaemonOptions) -> None:
-    """Watch over one node until cancelled.  SpecError for a table of faults that is wrong."""
-    await NodeDaemon(client, options, read_table(options.table)).run()
+async def run_daemon(
+    client: KubeClient, options: DaemonOptions, gpus: GpuMetrics | None = None
+) -> None:
+    """Watch over one node until cancelled.  SpecError for a table of faults that is wrong.
+
+    `gpus`: metrics that another part of this process serves.
+    """
+    async with serving_node(options.metrics, options.root, options.node) as own:
+        daemon = NodeDaemon(client, options, read_table(options.table), gpus or own)
+        await daemon.run()
 
 
 class NodeDaemon:
     """One node's daemon; `run` does everything."""
 
-    def __init__(self, client: KubeClient, options: DaemonOptions, table: SignTable) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        options: DaemonOptions,
+        table: SignTable,
+        metrics: GpuMetrics | None = None,
+    ) -> None:
         self._client = client
+        self._metrics = metrics
         self._options = options
         self._counters = tuple(table.counter_limits)
         self._health = NodeHealth(table, options.gpus_expected)
@@ -194,6 +214,7 @@ class NodeDaemon:
         """The node is to be read again, after a write that failed."""
         self._ask_alarm = Alarm(monotonic, self._ask_now)
         self._problem = ""
+        self._owners_problem = ""
         self._cursor = ""
         self._random = entropy()
 
@@ -241,7 +262,15 @@ class NodeDaemon:
         async with aclosing(reader.lines()) as lines:
             async for line, cursor in lines:
                 self._cursor = cursor
+                self._show_xid(line)
                 await self._inbox.put(LineRead(line, cursor))
+
+    def _show_xid(self, line: KernelLine) -> None:
+        if self._metrics is None or line.facility not in (None, KERNEL):
+            return
+        xid = read_xid(line.text)
+        if xid is not None:
+            self._metrics.xid(self._options.node, xid.pci, xid.number)
 
     async def _look(self) -> None:
         """Look at the system and the GPUs now and then, and when the machine asks for it."""
@@ -255,9 +284,27 @@ class NodeDaemon:
             gpus = await eyes.look()
             self._note(gpus)
             await self._inbox.put(GpusSampled(gpus, began_at))
+            if self._metrics is not None:
+                owners = await self._gpu_owners()
+                self._metrics.sampled(self._options.node, gpus, owners)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.sample_seconds):
                     await self._look_now.wait()
+
+    async def _gpu_owners(self) -> dict[str, Owner]:
+        problem, owners = "", dict[str, Owner]()
+        try:
+            owners = await gpu_owners(self._options.root)
+        except NoAnswerError as error:
+            problem = str(error)
+        if problem != self._owners_problem:
+            self._owners_problem = problem
+            log.info(
+                "pods of GPUs are unknown" if problem else "pods of GPUs are known",
+                node=self._options.node,
+                error=problem or None,
+            )
+        return owners
 
     def _note(self, gpus: GpuSample) -> None:
         if gpus.problem != self._problem:
@@ -378,6 +425,8 @@ class NodeDaemon:
             action=fault.action,
             message=fault.message,
         )
+        if self._metrics is not None:
+            self._metrics.fault(self._options.node, fault.reason, fault.action.value)
         directory, node = self._options.log_directory, self._health.node
         if directory is None or node is None:
             return

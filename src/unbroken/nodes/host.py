@@ -152,8 +152,8 @@ def boot_id(root: Path) -> str:
     return read(root / "proc/sys/kernel/random/boot_id").strip()
 
 
-def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
-    """(device, mount point, whether it is read-only) of each local file system, once.
+def file_systems(root: Path) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield device, mount point, type, and whether it is read-only, of each file system once.
 
     By /proc/PID/mountinfo, whose last field is of the file system and not of the mount: containers
     mount much read-only that can be written elsewhere (proc(5)).
@@ -162,11 +162,18 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
     for line in read(root / "proc/1/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         place, kind = left.split(), right.split()
-        if len(place) < 5 or len(kind) < 3 or kind[0] not in LOCAL or place[2] in seen:
+        if len(place) < 5 or len(kind) < 3 or place[2] in seen:
             continue
         seen.add(place[2])
         mount = _OCTAL.sub(lambda match: chr(int(match[1], 8)), place[4])
-        yield kind[1], mount, "ro" in kind[2].split(",")
+        yield kind[1], mount, kind[0], "ro" in kind[2].split(",")
+
+
+def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yield (device, mount point, whether it is read-only) of each local file system."""
+    for device, mount, kind, is_read_only in file_systems(root):
+        if kind in LOCAL:
+            yield device, mount, is_read_only
 
 
 def _free(root: Path, mounts: list[tuple[str, str, bool]]) -> Iterator[tuple[str, float]]:

@@ -6,25 +6,26 @@ Also, a GPU cannot be reset while a program holds it. Values that NVML does not 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from unbroken.core.nodes.signals import IS_LOST, NEEDS_RESET, GpuReading, GpuSample
+from unbroken.core.nodes.signals import (
+    IS_LOST,
+    NEEDS_RESET,
+    GpuReading,
+    GpuSample,
+    GpuValues,
+)
 
 T = TypeVar("T")
 NO_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS (nvml.h): a node without any is no failure."""
-LINK_COUNTERS = (
-    nvml.NVML_NVLINK_ERROR_DL_REPLAY,
-    nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
-    nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
-    nvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
-)
 BROKEN = (IS_LOST, NEEDS_RESET)
 
 
@@ -37,8 +38,9 @@ def look(library: str) -> GpuSample:
     except (nvml.NVMLError, OSError) as error:
         return GpuSample(problem=f"NVML cannot be used: {error}")
     try:
-        count: int = nvml.nvmlDeviceGetCount()
-        return GpuSample(tuple(_gpu(index) for index in range(count)))
+        indices = range(nvml.nvmlDeviceGetCount())
+        shown = tuple(one for index in indices for one in _values(index))
+        return GpuSample(tuple(map(_gpu, indices)), shown=shown)
     except nvml.NVMLError as error:
         return GpuSample(problem=f"NVML does not count the GPUs: {error}")
     finally:
@@ -70,7 +72,7 @@ def _reading(index: int, pci: str, handle: Any) -> GpuReading:
         is_sram_over=_sram(handle),
         is_remap_pending=None if rows is None else bool(rows[2]),
         is_remap_failed=None if rows is None else bool(rows[3]),
-        nvlink_errors=_link_errors(handle, links),
+        nvlink_errors=_link_errors(handle, links, _LINK_ERRORS.values()),
         links_up=links,
         slowdown=_asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         recovery=_recovery(handle),
@@ -105,11 +107,12 @@ def _links(handle: Any) -> tuple[int, ...] | None:
     return tuple(up) if is_known else None
 
 
-def _link_errors(handle: Any, links: tuple[int, ...] | None) -> int | None:
+def _link_errors(handle: Any, links: tuple[int, ...] | None, counters: Iterable[int]) -> int | None:
+    wanted = list(counters)
     counts = [
         _asked(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
         for link in links or ()
-        for counter in LINK_COUNTERS
+        for counter in wanted
     ]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
@@ -117,11 +120,89 @@ def _link_errors(handle: Any, links: tuple[int, ...] | None) -> int | None:
 
 def _recovery(handle: Any) -> int | None:
     """The driver's own verdict; drivers before 570 have none."""
-    field = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+    return _field(handle, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+
+
+def _field(handle: Any, field: int) -> int | None:
+    """Return a field of an unsigned number."""
     values = _asked(nvml.nvmlDeviceGetFieldValues, handle, [field])
     if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
         return None
     return int(values[0].value.uiVal)
+
+
+# --- Values for metrics
+
+
+def _values(index: int) -> Iterator[GpuValues]:
+    """Yield the values of a GPU; nothing if it is lost or needs a reset."""
+    with contextlib.suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        about = (
+            _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+            _text(_asked(nvml.nvmlDeviceGetUUID, handle) or ""),
+            _text(_asked(nvml.nvmlDeviceGetName, handle) or ""),
+        )
+        yield GpuValues(index, *about, dict(_fields(handle)))
+
+
+def _fields(handle: Any) -> Iterator[tuple[str, float]]:
+    for name, (function, *arguments) in _PLAIN.items():
+        value = _asked(function, handle, *arguments)
+        if value is not None:
+            yield f"DCGM_FI_DEV_{name}", value * _UNITS.get(name, 1)
+    use = _asked(nvml.nvmlDeviceGetUtilizationRates, handle)
+    if use is not None:
+        yield "DCGM_FI_DEV_GPU_UTIL", use.gpu
+        yield "DCGM_FI_DEV_MEM_COPY_UTIL", use.memory
+    memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if memory is not None:
+        for part in ("total", "free", "used", "reserved"):
+            yield f"DCGM_FI_DEV_FB_{part.upper()}", getattr(memory, part) / MIB
+    rows = _asked(nvml.nvmlDeviceGetRemappedRows, handle)
+    for name, count in zip(_ROWS, rows or (), strict=False):
+        yield f"DCGM_FI_DEV_{name}", count
+    heat = _field(handle, nvml.NVML_FI_DEV_MEMORY_TEMP)
+    if heat is not None:
+        yield "DCGM_FI_DEV_MEMORY_TEMP", heat
+    for name, counter in _LINK_ERRORS.items():
+        count = _link_errors(handle, _links(handle), (counter,))
+        if count is not None:
+            yield f"DCGM_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL", count
+
+
+MIB = 1 << 20
+_CORRECTED, _UNCORRECTED = (
+    nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+    nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+)
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "SM_CLOCK": (nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+    "MEM_CLOCK": (nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+    "GPU_TEMP": (nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+    "POWER_USAGE": (nvml.nvmlDeviceGetPowerUsage,),
+    "TOTAL_ENERGY_CONSUMPTION": (nvml.nvmlDeviceGetTotalEnergyConsumption,),
+    "PCIE_REPLAY_COUNTER": (nvml.nvmlDeviceGetPcieReplayCounter,),
+    "CLOCKS_EVENT_REASONS": (nvml.nvmlDeviceGetCurrentClocksThrottleReasons,),
+    "ECC_SBE_VOL_TOTAL": (nvml.nvmlDeviceGetTotalEccErrors, _CORRECTED, nvml.NVML_VOLATILE_ECC),
+    "ECC_DBE_VOL_TOTAL": (nvml.nvmlDeviceGetTotalEccErrors, _UNCORRECTED, nvml.NVML_VOLATILE_ECC),
+    "ECC_SBE_AGG_TOTAL": (nvml.nvmlDeviceGetTotalEccErrors, _CORRECTED, nvml.NVML_AGGREGATE_ECC),
+    "ECC_DBE_AGG_TOTAL": (nvml.nvmlDeviceGetTotalEccErrors, _UNCORRECTED, nvml.NVML_AGGREGATE_ECC),
+}
+"""Field of DCGM without its prefix -> NVML's function and its arguments after the GPU."""
+_UNITS = {"POWER_USAGE": 1e-3}
+"""Factor of a field whose unit differs: NVML has milliwatts."""
+_ROWS = (
+    *("CORRECTABLE_REMAPPED_ROWS", "UNCORRECTABLE_REMAPPED_ROWS"),
+    *("ROW_REMAP_PENDING", "ROW_REMAP_FAILURE"),
+)
+"""Fields in the order of NVML's answer about remapped rows."""
+_LINK_ERRORS = {
+    "REPLAY": nvml.NVML_NVLINK_ERROR_DL_REPLAY,
+    "RECOVERY": nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+    "CRC_FLIT": nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+    "CRC_DATA": nvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
+}
 
 
 def _text(value: str | bytes) -> str:

@@ -25,10 +25,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> AsyncIterator[str]:
-    """Serve for the time of the block; yield the address. `port` 0: any. Raises WorldError."""
+async def serving_metrics(
+    registry: CollectorRegistry,
+    host: str,
+    port: int,
+    refresh: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncIterator[str]:
+    """Serve for the time of the block; yield the address. `port` 0: any. Raises WorldError.
+
+    `refresh` is called before each answer, and reads what the collectors show.
+    """
     app = web.Application(middlewares=[_close_after])
-    app.router.add_get(PATH, _handler(registry))
+    app.router.add_get(PATH, _handler(registry, refresh))
     app.router.add_get(HEALTH_PATH, _healthy)
     try:
         sockets = await bound(host, port)
@@ -61,8 +69,10 @@ async def _healthy(_: web.Request) -> web.StreamResponse:
     return web.Response(text="ok\n")
 
 
-def _handler(registry: CollectorRegistry) -> Handler:
+def _handler(registry: CollectorRegistry, refresh: Callable[[], Awaitable[None]] | None) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
+        if refresh is not None:
+            await refresh()
         encode, content_type = _encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 

@@ -82,3 +82,12 @@ capabilities: {drop: [ALL]}
 {{- fail (printf "nodeDaemon.namespace is the release's own, %s: its pods are privileged and the operator's are not; name another, or set nodeDaemon.createNamespace=false" .Release.Namespace) }}
 {{- end }}
 {{- end }}
+
+{{- /* Values of the node daemon's metrics; empty if there are none. */ -}}
+{{- define "unbroken.nodeMetrics" -}}
+{{- with .Values.nodeDaemon }}
+{{- if and .enabled .metrics.enabled (or .metrics.host .metrics.gpus) }}
+{{- toYaml .metrics }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unbroken.cli.app import option
 from unbroken.cli.options import Form, Output
 from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.cli.show import note, print_table
@@ -15,11 +18,55 @@ from unbroken.errors import SpecError
 from unbroken.log_lines import Log
 
 if TYPE_CHECKING:
+    from unbroken.nodes.metrics import MetricsPlace
     from unbroken.nodes.once import Findings
 
 log = Log(__name__)
 
 FOUND = 1
+
+
+class Metrics(StrEnum):
+    """Families of metrics of a node."""
+
+    HOST = "host"
+    GPUS = "gpus"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetricsFlags:
+    """Metrics of the node for Prometheus."""
+
+    metrics_port: int = option(
+        "--metrics-port",
+        default=0,
+        min=0,
+        max=65535,
+        help="Port of the node's metrics for Prometheus; 0 for none.",
+    )
+    metrics_host: str = option(
+        "--metrics-host", default="127.0.0.1", help="Address where metrics are served."
+    )
+    metrics: list[Metrics] | None = option(
+        "--metrics",
+        help="Metrics to serve: host (names of node-exporter) or gpus (names of the DCGM "
+        "exporter). Repeat the option for both.",
+        show_default="both",
+    )
+
+    def place(self) -> MetricsPlace | None:
+        """The place where metrics are served; None if they are not."""
+        from unbroken.nodes.metrics import MetricsPlace
+
+        wanted = self.metrics or list(Metrics)
+        shown = (one in wanted for one in Metrics)
+        return (
+            MetricsPlace(self.metrics_host, self.metrics_port, *shown)
+            if self.metrics_port
+            else None
+        )
+
+
 KernelLog = Annotated[
     Path | None,
     typer.Option(
@@ -27,6 +74,15 @@ KernelLog = Annotated[
         metavar="FILE",
         help="File to read in place of the kernel's log.",
         show_default="/dev/kmsg",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        min=0,
+        help="Number of GPUs that the node must have.",
+        show_default="as the node says",
     ),
 ]
 Library = Annotated[
@@ -62,15 +118,7 @@ def command(
             "--log-directory", metavar="DIR", help="Folder for the agent's log stream as a file."
         ),
     ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus",
-            min=0,
-            help="Number of GPUs that the node must have.",
-            show_default="as the node says",
-        ),
-    ] = None,
+    gpus: Gpus = None,
     nvml_library: Library = None,
     once: Annotated[
         bool,
@@ -79,6 +127,7 @@ def command(
         ),
     ] = False,
     *,
+    metrics: NodeMetricsFlags,
     target: ProgramTarget,
     output: Form = Output.TEXT,
 ) -> None:
@@ -103,7 +152,9 @@ def command(
     start_logging()
     for warning in found_table.warnings:
         log.warning("problem in the table of faults", file=table, problem=warning)
-    options = DaemonOptions(node, kernel_log, root, log_directory, gpus, table, nvml_library)
+    options = DaemonOptions(
+        *(node, kernel_log, root, log_directory, gpus, table, nvml_library), metrics=metrics.place()
+    )
     target.run("unbroken-node-daemon", lambda client: run_daemon(client, options))
 
 

@@ -68,12 +68,25 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuValues:
+    """What is shown of one GPU in metrics: nothing here is a sign of a fault."""
+
+    index: int
+    pci: str
+    uuid: str
+    model: str
+    values: Mapping[str, float]
+    """Name of DCGM's field -> value, without those that the GPU or its driver does not offer."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """All GPUs at one time."""
 
     gpus: tuple[GpuReading, ...] = ()
     problem: str = ""
     """Why the GPUs could not be read; empty: they were."""
+    shown: tuple[GpuValues, ...] = ()
 
     def lists(self, part: str) -> bool:
         """Return True if the GPU of the address `part` is present and answers."""
