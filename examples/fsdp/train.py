@@ -4,7 +4,8 @@
 
 The options have the names of the training script in HyperPod's documents, so that a manifest made
 for that one runs this one. Without options a small model trains on the source of the Python
-standard library: gloo on CPUs, nccl and bfloat16 on GPUs.
+standard library, byte by byte: gloo on CPUs, nccl and bfloat16 on GPUs. `--dataset` and
+`--tokenizer` need the packages `datasets` and `transformers`.
 
 It can be killed at any moment. After every step each rank keeps its shards in the agent's memory,
 and `--checkpoint_dir` gets a checkpoint every `--checkpoint_freq` steps. The position in the data
@@ -18,12 +19,12 @@ import json
 import math
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from time import monotonic  # noqa: TID251  (samples per second)
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -36,8 +37,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from unbroken import worker
 
-VOCABULARY = 256
-"""Tokens are bytes."""
 VALIDATION_SAMPLES = 64
 
 
@@ -59,9 +58,16 @@ class Options:
     """1: the backward pass computes activations again instead of keeping them."""
     sharding_strategy: str = "full"
     """`full`: each parameter is divided among all ranks."""
+    tokenizer: str = ""
+    """Name of a tokenizer on Hugging Face, or its folder. Empty: tokens are bytes."""
+    dataset: str = ""
+    """Name of a data set on Hugging Face, such as allenai/c4, which is read as a stream. It has
+    rows with `text` and the splits `train` and `validation`."""
+    dataset_config_name: str = ""
+    """The data set's configuration, such as `en`."""
     dataset_path: str = ""
     """Folder with `*.jsonl` files, each line an object with `text`; they are read as a stream.
-    Empty: the Python library."""
+    Empty: `dataset`, or without one the Python library."""
     train_batch_size: int = 4
     """Samples of a rank in a step."""
     val_batch_size: int = 4
@@ -140,14 +146,14 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """A language model over bytes."""
+    """A language model over `vocabulary` tokens."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, vocabulary: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, options.hidden_width)
+        self.tokens = nn.Embedding(vocabulary, options.hidden_width)
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.num_layers))
         self.norm = nn.RMSNorm(options.hidden_width)
-        self.head = nn.Linear(options.hidden_width, VOCABULARY, bias=False)
+        self.head = nn.Linear(options.hidden_width, vocabulary, bias=False)
         self.size = options.hidden_width // options.num_heads
         self.is_recomputed = bool(options.offload_activations)
         for part in self.modules():
@@ -168,29 +174,85 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
-class Text(IterableDataset[Tensor]):
-    """Samples of `width` + 1 bytes: a stream that is read from files, each of which is a shard."""
+class Tokens(NamedTuple):
+    """Tokens of a text."""
 
-    def __init__(self, files: Sequence[Path], width: int) -> None:
-        self.files, self.width = files, width
+    count: int
+    """Size of the vocabulary."""
+    of: Callable[[str], Sequence[int]]
+    """Return the tokens of a text, with one that ends it."""
+
+
+def tokens_of(options: Options) -> Tokens:
+    """Return the tokenizer of Hugging Face with this name or in this folder, or else bytes."""
+    if not options.tokenizer:
+        return Tokens(256, lambda text: text.encode() + b"\n")
+    try:
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(options.tokenizer)
+    except (ImportError, OSError, ValueError) as error:
+        refuse("tokenizer", options.tokenizer, error, "--tokenizer=FOLDER, or none for bytes")
+    end = [] if found.eos_token_id is None else [found.eos_token_id]
+    return Tokens(len(found), lambda text: found.encode(text, add_special_tokens=False) + end)
+
+
+def refuse(option: str, value: str, error: Exception, instead: str) -> NoReturn:
+    """End with what an option needs, and what to give instead of it."""
+    package = "transformers" if option == "tokenizer" else "datasets"
+    hint = "is there a network or a cache (HF_HOME)?"
+    if isinstance(error, ImportError):
+        hint = f"pip install {package}"
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    raise SystemExit(f"--{option}={value}: {reason} ({hint}) Or give {instead}.")
+
+
+class Samples(IterableDataset[Tensor]):
+    """Samples of `width` + 1 tokens, packed from the texts of each shard of a stream."""
+
+    def __init__(self, source: Any, tokens: Tokens, width: int) -> None:
+        self.source, self.tokens, self.width = source, tokens, width
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards of the stream."""
+        return int(self.source.num_shards)
+
+    def shard(self, num_shards: int, index: int) -> Samples:
+        """Return the part of the stream that has each `num_shards`-th shard, from `index` on."""
+        return Samples(self.source.shard(num_shards, index), self.tokens, self.width)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for number in range(self.num_shards):
+            left: list[int] = []
+            for row in self.source.shard(self.num_shards, number):
+                left += self.tokens.of(row["text"])
+                # The last token of a sample is the first of the next one.
+                ends = range(self.width, len(left), self.width)
+                for end in ends:
+                    yield torch.tensor(left[end - self.width : end + 1], dtype=torch.int32)
+                del left[: len(ends) * self.width]
+
+
+class Files:
+    """Texts of files, each of which is a shard: a stream as those of Hugging Face."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
 
     @property
     def num_shards(self) -> int:
         """Number of files."""
-        return len(self.files)
+        return len(self.paths)
 
-    def shard(self, num_shards: int, index: int) -> Text:
-        """Return the part of the stream that has each `num_shards`-th file, from `index` on."""
-        return Text(self.files[index::num_shards], self.width)
+    def shard(self, num_shards: int, index: int) -> Files:
+        """Return each `num_shards`-th file, from `index` on."""
+        return Files(self.paths[index::num_shards])
 
-    def __iter__(self) -> Iterator[Tensor]:
-        for file in self.files:
-            left = bytearray()
-            for text in texts(file):
-                left += text.encode() + b"\n"
-                while len(left) > self.width:
-                    yield torch.frombuffer(left[: self.width + 1], dtype=torch.uint8)
-                    del left[: self.width]
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        for path in self.paths:
+            for text in texts(path):
+                yield {"text": text}
 
 
 def texts(file: Path) -> Iterator[str]:
@@ -206,8 +268,22 @@ def texts(file: Path) -> Iterator[str]:
                 raise SystemExit(f"{file}:{number}: this is no object with `text`") from None
 
 
-def parts(options: Options) -> tuple[Text, Text]:
-    """Return the text to train on, and that of each 16th file, on which nothing is trained."""
+def named(options: Options) -> tuple[Any, Any]:
+    """Return the streams of a data set of Hugging Face: to train on, and to validate."""
+    try:
+        from datasets import load_dataset
+
+        name, configuration = options.dataset, options.dataset_config_name or None
+        found = load_dataset(name, configuration, streaming=True)
+    except (ImportError, OSError, ValueError) as error:
+        refuse("dataset", options.dataset, error, "--dataset_path=FOLDER with *.jsonl files")
+    if not {"train", "validation"} <= found.keys():
+        raise SystemExit(f"--dataset={name}: no `train` and `validation`, but {sorted(found)}")
+    return found["train"], found["validation"]
+
+
+def filed(options: Options) -> tuple[Any, Any]:
+    """Return the texts of a folder to train on, and those of each 16th file to validate."""
     folder, name = Path(options.dataset_path), "*.jsonl"
     if not options.dataset_path:
         folder, name = Path(sysconfig.get_path("stdlib")), "*.py"
@@ -215,16 +291,37 @@ def parts(options: Options) -> tuple[Text, Text]:
     if len(files) < 2:
         raise SystemExit(f"--dataset_path={folder}: at least two {name} files are needed")
     trained = [file for number, file in enumerate(files) if number % 16]
-    held = Text(files[::16], options.max_context_width)
-    if sum(1 for _ in islice(held, VALIDATION_SAMPLES)) < VALIDATION_SAMPLES:
-        raise SystemExit(f"--dataset_path={folder}: too little text in each 16th file to validate")
-    return Text(trained, options.max_context_width), held
+    return Files(trained), Files(files[::16])
 
 
-def sharded(options: Options, device: torch.device) -> Llama:
+@dataclass(frozen=True)
+class Texts:
+    """What a rank trains on."""
+
+    vocabulary: int
+    stream: Samples
+    held: Sequence[Tensor]
+    """Samples on which nothing is trained."""
+
+
+def prepared(options: Options) -> Texts:
+    """Open the data set and read the samples that are held out."""
+    is_named = options.dataset and not options.dataset_path
+    tokens, width = tokens_of(options), options.max_context_width
+    train, other = named(options) if is_named else filed(options)
+    held = list(islice(Samples(other, tokens, width), VALIDATION_SAMPLES))
+    if len(held) < VALIDATION_SAMPLES:
+        raise SystemExit(
+            f"the data held out for validation make {len(held)} samples of {width} tokens, and "
+            f"{VALIDATION_SAMPLES} are needed: give more text, or a smaller --max_context_width"
+        )
+    return Texts(tokens.count, Samples(train, tokens, width), held)
+
+
+def sharded(options: Options, vocabulary: int, device: torch.device) -> Llama:
     """Return the model, each block and the rest in shards on the ranks of the mesh."""
     torch.manual_seed(options.seed)
-    model = Llama(options).to(device)
+    model = Llama(options, vocabulary).to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if device.type == "cuda" else None
     settings: dict[str, Any] = {"mesh": mesh} | ({"mp_policy": half} if half else {})
@@ -273,14 +370,14 @@ def say(text: str) -> None:
 class Training:
     """Model, optimizer and data, with all that brings them back."""
 
-    def __init__(self, options: Options, held: Text, data: Any, device: torch.device) -> None:
+    def __init__(self, options: Options, texts: Texts, data: Any, device: torch.device) -> None:
         self.options, self.data, self.device = options, data, device
-        self.model = sharded(options, device)
+        self.model = sharded(options, texts.vocabulary, device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), options.learning_rate, weight_decay=options.weight_decay
         )
         # The same samples for any number of ranks.
-        samples = list(islice(held, VALIDATION_SAMPLES))[dist.get_rank() :: dist.get_world_size()]
+        samples = list(texts.held[dist.get_rank() :: dist.get_world_size()])
         self.validation = torch.split(torch.stack(samples), options.val_batch_size)
         self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
         self.saved = None
@@ -294,7 +391,9 @@ class Training:
         """Return the next step, with the state after the one before it: from memory, or else from
         the newest checkpoint."""
         found: Any = self.snapshot.restore()
-        other = self.options.resume_from_checkpoint
+        own, other = self.options.checkpoint_dir, self.options.resume_from_checkpoint
+        if Path(other).resolve() == Path(own).resolve():
+            other = ""
         if found is None and other and ("://" in other or Path(other).is_dir()):
             found = worker.checkpoints(other).restore(**self.parts)
         if found is None:
@@ -363,11 +462,11 @@ def parse_options() -> Options:
     return options
 
 
-def main(options: Options, held: Text, data: Any, device: torch.device) -> None:
+def main(options: Options, texts: Texts, data: Any, device: torch.device) -> None:
     """Join the other ranks, train, and leave."""
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     say(f"Experiment configuration: {options}")
-    Training(options, held, data, device).run()
+    Training(options, texts, data, device).run()
     dist.destroy_process_group()
 
 
@@ -377,13 +476,12 @@ def start() -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    text, held = parts(options)
-    workers = options.data_workers
+    texts, workers = prepared(options), options.data_workers
     loader = DataLoader(
-        text, options.train_batch_size, num_workers=workers, persistent_workers=workers > 0
+        texts.stream, options.train_batch_size, num_workers=workers, persistent_workers=workers > 0
     )
     # The ranks that are left when one is lost keep their process, and enter `main` again.
-    worker.restartable(main)(options, held, worker.data(loader), device)
+    worker.restartable(main)(options, texts, worker.data(loader), device)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""The FSDP example with the arguments of HyperPod's document: a data set and a tokenizer by name.
+
+A hub on this machine has both, under the names of the document.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.examples.hub import serving
+from tests.tiers import FRAMEWORKS_ENV
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "examples/fsdp/train.py"
+MANIFEST = ROOT / "tests/spec/manifests/fsdp-llama3-8b.yaml"
+SIZES = {
+    **{"max_context_width": 64, "num_key_value_heads": 2, "num_heads": 2, "hidden_width": 32},
+    **{"intermediate_size": 64, "num_layers": 2},
+}
+"""What a CPU trains in milliseconds; the document's model has 13 billion parameters."""
+CARD = """---
+configs:
+- config_name: en
+  data_files:
+  - {split: train, path: en/c4-train.*.json.gz}
+  - {split: validation, path: en/c4-validation.*.json.gz}
+---
+"""
+TOKENIZER = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+folder, *files = sys.argv[1:]
+made = Tokenizer(models.BPE())
+made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+made.train(files, trainers.BpeTrainer(
+    vocab_size=1000, special_tokens=["<s>", "</s>"], show_progress=False,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+))
+PreTrainedTokenizerFast(
+    tokenizer_object=made, bos_token="<s>", eos_token="</s>"
+).save_pretrained(folder)
+"""
+
+
+def document_arguments() -> list[str]:
+    """Return the arguments of the script in the document's manifest."""
+    job = yaml.safe_load(MANIFEST.read_text())
+    (container,) = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    words: list[str] = container["command"]
+    return words[words.index("/fsdp/train.py") + 1 :]
+
+
+def small(**more: object) -> list[str]:
+    """Return options that follow the document's and take their place."""
+    return [f"--{name}={value}" for name, value in (SIZES | more).items()]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Serve the document's data set and tokenizer; return the variables that point there."""
+    folder = tmp_path_factory.mktemp("hub")
+    texts = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    rows = folder / "datasets/allenai/c4/en"
+    rows.mkdir(parents=True)
+    (rows.parent / "README.md").write_text(CARD)
+    parts = {f"c4-train.{n:05}-of-00008": texts[n + 1 :: 16] for n in range(8)}
+    for name, files in {**parts, "c4-validation.00000-of-00001": texts[::16]}.items():
+        with gzip.open(rows / f"{name}.json.gz", "wt") as shard:
+            for file in files:
+                row = {"text": file.read_text(errors="replace"), "url": file.name}
+                shard.write(json.dumps(row) + "\n")
+    tokenizer = folder / "hf-internal-testing/llama-tokenizer"
+    made = [FRAMEWORKS_ENV / "bin/python", "-c", TOKENIZER, tokenizer, *texts[::8]]
+    subprocess.run(made, check=True)
+    with serving(folder) as url:
+        yield {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "FOLDER": str(folder)}
+
+
+def train(
+    folder: Path, python: Path | str, *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the example as one rank."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    return subprocess.run(
+        [python, TRAIN, *words],
+        cwd=folder,
+        env={
+            **{**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+            **{**alone, "MASTER_PORT": "0", "CUDA_VISIBLE_DEVICES": "", **variables},
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def losses(text: str) -> dict[int, float]:
+    """Return the loss of each batch that was printed."""
+    return {int(step): float(loss) for step, loss in re.findall(r"Batch (\d+)\] Loss: (\S+)", text)}
+
+
+@pytest.mark.slow
+def test_a_package_that_is_missing_is_named_with_what_to_do_without_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = train(tmp_path, sys.executable, "--dataset=allenai/c4")
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()[-1:]
+    assert line.startswith("--dataset=allenai/c4: No module named 'datasets'")
+    assert line.endswith("(pip install datasets) Or give --dataset_path=FOLDER with *.jsonl files.")
+    done = train(tmp_path, sys.executable, "--tokenizer=some/tokenizer")
+    assert "(pip install transformers) Or give --tokenizer=FOLDER, or none" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--dataset=allenai/c4", "--tokenizer=some/tokenizer"])
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.frameworks
+def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, option: str) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = train(tmp_path, FRAMEWORKS_ENV / "bin/python", option, **offline)
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"{option}: ")
+    assert "(is there a network or a cache (HF_HOME)?) Or give --" in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.frameworks
+def test_the_arguments_of_the_document_train_and_resume(
+    tmp_path: Path, hub: dict[str, str]
+) -> None:
+    words, python = document_arguments(), FRAMEWORKS_ENV / "bin/python"
+    assert "--dataset=allenai/c4" in words
+    done = train(tmp_path, python, *words, *small(max_steps=60, learning_rate=0.01), **hub)
+    assert done.returncode == 0, done.stderr
+    seen = losses(done.stdout)
+    assert list(seen) == list(range(60))
+    assert seen[59] < seen[0] - 1
+    assert "[Batch 49] Validation loss: " in done.stdout
+    done = train(tmp_path, python, *words, *small(max_steps=62, learning_rate=0.01), **hub)
+    assert "resumed at step 51 from disk" in done.stdout
+    assert list(losses(done.stdout)) == list(range(51, 62))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.frameworks
+def test_a_tokenizer_is_taken_from_a_folder(tmp_path: Path, hub: dict[str, str]) -> None:
+    folder = Path(hub["FOLDER"], "hf-internal-testing/llama-tokenizer")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    python = FRAMEWORKS_ENV / "bin/python"
+    done = train(tmp_path, python, *small(max_steps=1), f"--tokenizer={folder}", **offline)
+    assert done.returncode == 0, done.stderr
+    # The logarithm of the size of the vocabulary: 256 bytes would begin at 5.5.
+    assert losses(done.stdout)[0] == pytest.approx(6.9, abs=0.1)
