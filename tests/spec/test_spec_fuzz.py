@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from tests.job_samples import changed, job, published
 from tests.spec.random_json import JSON
@@ -16,13 +17,15 @@ from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.fields import (
+    CHOICES,
     INT_MAX,
-    Base,
-    FieldShape,
+    TIME_DIGITS,
     fields_of,
     read_record,
+    scalar_of,
     write_record,
 )
+from unbroken.typed_fields import ValueType, value_type
 
 PLACES = [
     *("apiVersion", "kind", "metadata", "metadata/name", "metadata/labels", "metadata/annotations"),
@@ -37,38 +40,43 @@ BASE = published("fsdp-llama3-8b")
 WORDS = st.text(st.characters(codec="utf-8"), max_size=9)
 
 
-def values(shape: FieldShape) -> st.SearchStrategy[Any]:
-    """Values that a field of the shape may hold."""
-    limits = shape.limits
-    least = -9 if limits.minimum is None else limits.minimum
-    simple: dict[Base, st.SearchStrategy[Any]] = {
-        Base.STRING: st.text(min_size=limits.min_length, max_size=9),
-        Base.INTEGER: st.integers(least, INT_MAX),
-        Base.NUMBER: st.floats(least, 1e9),
-        Base.TIME: st.integers(0, 2**32).map(float),
-        Base.BOOLEAN: st.booleans(),
-    }
-    match shape.base:
-        case Base.RECORD:
-            return records(shape.of)
-        case Base.LIST:
-            assert shape.item is not None
-            return st.lists(values(shape.item), min_size=limits.min_length, max_size=2).map(tuple)
-        case Base.ENUM:
-            return st.sampled_from(list(shape.of))
-        case Base.STRING if limits.choices:
-            return st.sampled_from(limits.choices)
-        case Base.TIME if limits.has_microseconds:
-            return st.integers(0, 2**52).map(lambda at: at / 1e6)
-        case base:
-            return simple.get(base, st.dictionaries(WORDS, WORDS, max_size=2))
+OTHER_VALUES = {
+    ("time", 0): st.integers(0, 2**32).map(float),
+    ("time", 6): st.integers(0, 2**52).map(lambda at: at / 1e6),
+    ("boolean", None): st.booleans(),
+    ("object", None): st.dictionaries(WORDS, WORDS, max_size=2),
+    ("strings", None): st.dictionaries(WORDS, WORDS, max_size=2),
+}
+
+
+def values(of: ValueType) -> st.SearchStrategy[Any]:
+    """Values that a field of the type may hold."""
+    match of.type:
+        case inspect.DataclassType(cls=record):
+            return records(record)
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            return st.lists(values(value_type(item)), min_size=least or 0, max_size=2).map(tuple)
+        case inspect.EnumType(cls=members):
+            return st.sampled_from(list(members))
+        case inspect.StrType() if CHOICES in of.extra:
+            return st.sampled_from(of.extra[CHOICES])
+        case inspect.StrType(min_length=least):
+            return st.text(min_size=least or 0, max_size=9)
+        case inspect.IntType(ge=least):
+            return st.integers(-9 if least is None else least, INT_MAX)
+        case inspect.FloatType(ge=least) if TIME_DIGITS not in of.extra:
+            return st.floats(-9 if least is None else least, 1e9)
+        case _:
+            scalar = scalar_of(of)
+            assert scalar is not None
+            return OTHER_VALUES[scalar.name, of.extra.get(TIME_DIGITS)]
 
 
 def records(record: type[Any], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Instances of one of our dataclasses; `fixed` gives fields in the place of the general."""
     found = {}
     for field in fields_of(record):
-        plain = values(field.shape)
+        plain = values(field.value)
         is_optional = field.default is not None and field.default() is None
         found[field.name] = fixed.get(field.name, st.none() | plain if is_optional else plain)
     return st.builds(record, **found)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from msgspec import Meta
+
 from unbroken.sim.actors.api import Lag
 from unbroken.sim.actors.cluster import Manners
 from unbroken.sim.actors.links import Quality
@@ -12,7 +14,7 @@ from unbroken.sim.actors.snapshots import Keeping
 from unbroken.sim.actors.training import Habits
 from unbroken.sim.actors.watches import Rhythm
 from unbroken.spec.job.types import JobSpec, Switch
-from unbroken.spec.schema.fields import Limits
+from unbroken.spec.schema.fields import CHOICES
 
 ENDS_WAITING = 0.25
 """Share of the waits of workers for their rank that end with the death of the worker."""
@@ -24,7 +26,7 @@ class Timed:
 
     seconds: float
     name: str
-    moment: Annotated[str, Limits(choices=("", "start", "stop", "finish"))] = ""
+    moment: Annotated[str, Meta(extra={CHOICES: ("", "start", "stop", "finish")})] = ""
     """`start` or `stop` of an attempt, `finish` of the work; empty: the beginning of the world."""
     number: int = 0
     """Number of the attempt."""

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from unbroken.errors import PeerError
+from unbroken.typed_fields import ValueType, fields_of, value_type
 
 NUMBER_MAX = 2**53
 """Largest integer that every JSON reader represents exactly."""
@@ -146,43 +147,25 @@ def write(value: Any) -> dict[str, Any]:
     }
 
 
-def _fields(record: Hashable) -> list[tuple[inspect.Field, inspect.Type, Mapping[str, Any]]]:
-    """Return the fields of a dataclass with bare type and extras."""
-    shape = inspect.type_info(record)
-    assert isinstance(shape, inspect.DataclassType)
-    return [(field, *_bare(field.type)) for field in shape.fields]
-
-
-def _bare(shape: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
-    """Return the type of a value that is not null, and the extras of its annotations."""
-    if isinstance(shape, inspect.UnionType):
-        return _bare(next(one for one in shape.types if not isinstance(one, inspect.NoneType)))
-    if isinstance(shape, inspect.Metadata):
-        bare, extra = _bare(shape.type)
-        return bare, {**extra, **(shape.extra or {})}
-    return shape, {}
-
-
 @cache
 def _record_cut(record: Hashable) -> Cut:
     rows, blanks = [], {}
-    for field, bare, extra in _fields(record):
-        rows.append((field.name, _cut(bare, extra)))
-        is_optional = isinstance(field.type, inspect.UnionType)
-        blank = inspect.NoneType if is_optional else type(bare)
-        if field.required and "is_required" not in extra and blank in _BLANKS:
+    for field in fields_of(cast(type, record)):
+        rows.append((field.name, _cut(field.value)))
+        blank = inspect.NoneType if field.is_optional else type(field.value.type)
+        if field.default is None and "is_required" not in field.value.extra and blank in _BLANKS:
             blanks[field.name] = _BLANKS[blank]
     return partial(_cut_record, rows, blanks)
 
 
-def _cut(bare: inspect.Type, extra: Mapping[str, Any]) -> Cut | None:
+def _cut(value: ValueType) -> Cut | None:
     """Return how values of a type are cut; None: never."""
-    match bare:
+    match value.type:
         case inspect.DataclassType(cls=record):
             return _record_cut(cast(Hashable, record))
         case inspect.VarTupleType(item_type=item, max_length=int(most)):
-            kept = slice(-most, None) if "keeps_last" in extra else slice(most)
-            return partial(_cut_list, _cut(*_bare(item)), kept)
+            kept = slice(-most, None) if "keeps_last" in value.extra else slice(most)
+            return partial(_cut_list, _cut(value_type(item)), kept)
         case inspect.DictType(value_type=inspect.FloatType(), max_length=int(most)):
             return partial(_numbers, most)
         case inspect.DictType(value_type=inspect.AnyType()):
@@ -190,7 +173,7 @@ def _cut(bare: inspect.Type, extra: Mapping[str, Any]) -> Cut | None:
         case inspect.StrType(max_length=int(most)):
             return partial(_text, most)
         case inspect.EnumType(cls=members):
-            return partial(_known, {member.value for member in members}, extra.get(UNKNOWN))
+            return partial(_known, {member.value for member in members}, value.extra.get(UNKNOWN))
         case inspect.IntType(le=int(most)):
             return None if most == NUMBER_MAX else partial(_reduced, (int,), most)
         case inspect.FloatType(le=float() | int() as most):
@@ -198,7 +181,7 @@ def _cut(bare: inspect.Type, extra: Mapping[str, Any]) -> Cut | None:
         case inspect.BoolType():
             return None
         case _:
-            raise TypeError(f"a type without a limit: {bare}")
+            raise TypeError(f"a type without a limit: {value.type}")
 
 
 @cache
@@ -207,9 +190,9 @@ def _record_writer(record: Hashable) -> list[tuple[str, Writer, Writer | None, b
     empty."""
     may_be_empty = (inspect.StrType, inspect.VarTupleType, inspect.DictType)
     return [
-        (field.name, attrgetter(field.name), _writer(bare),
-         "is_written" in extra or not isinstance(bare, may_be_empty))
-        for field, bare, extra in _fields(record)
+        (field.name, attrgetter(field.name), _writer(field.value.type),
+         "is_written" in field.value.extra or not isinstance(field.value.type, may_be_empty))
+        for field in fields_of(cast(type, record))
     ]  # fmt: skip
 
 
@@ -217,7 +200,7 @@ def _writer(bare: inspect.Type) -> Writer | None:
     """Return the writer of a type; None: the value is JSON already."""
     match bare:
         case inspect.VarTupleType(item_type=item):
-            write_item = _writer(_bare(item)[0])
+            write_item = _writer(value_type(item).type)
             return None if write_item is None else lambda items: [*map(write_item, items)]
         case inspect.DictType(value_type=inspect.FloatType()):
             return _named_numbers

@@ -9,13 +9,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any
+from typing import Any
 
 from unbroken.spec.nodes.kinds import CheckKind
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.fields import Limits, read_record, write_record
+from unbroken.spec.schema.fields import PreciseTime as Time
+from unbroken.spec.schema.fields import read_record, write_record
 
-Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 EVENTS_MAX = 500
 """Events that are kept; about as many are listed (reference section 1.5)."""
 OPERATIONS_MAX = 100

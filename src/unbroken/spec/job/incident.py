@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated
 
 from unbroken.spec.keys import OWN_GROUP
-from unbroken.spec.schema.fields import Limits
+from unbroken.spec.schema.fields import PreciseTime as Time
 
 GROUP, VERSION, KIND, PLURAL = OWN_GROUP, "v1", "Incident", "incidents"
 RECOVERED = "recovered"
@@ -16,9 +15,6 @@ RECOVERED = "recovered"
 
 PLANNED_MOVE = "PlannedMove"
 """Class of an incident that is no fault: a job has left a node before the node went."""
-
-Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
-"""Seconds since the epoch; RFC 3339 in microseconds on the wire."""
 
 
 class Remedy(Enum):

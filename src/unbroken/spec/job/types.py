@@ -25,9 +25,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from unbroken.errors import SpecError
 from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_PREFIX, QUEUE
-from unbroken.spec.schema.fields import INT_MAX, Limits
+from unbroken.spec.schema.fields import (
+    CHOICES,
+    INT_MAX,
+    Count,
+    IntOrString,
+    Positive,
+    Seconds,
+    Time,
+)
 
 from .detectors import DEFAULTS, Detector, Mode
 
@@ -91,13 +101,7 @@ PLURAL = "hyperpodpytorchjobs"
 Object = Mapping[str, Any]
 """A part of a Kubernetes object that is passed on as it is."""
 
-Count = Annotated[int, Limits(minimum=0, maximum=INT_MAX)]
-Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
-Seconds = Annotated[float, Limits(minimum=0)]
-"""Seconds, with fractions."""
-Time = Annotated[float, Limits(is_time=True)]
-"""Seconds since the epoch; RFC 3339 in whole seconds on the wire."""
-Pattern = Annotated[str, Limits(min_length=1, max_length=4096)]
+Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
 OPERATORS = ("gt", "gteq", "lt", "lteq", "eq")
 
 
@@ -113,13 +117,13 @@ class CleanPodPolicy(Enum):
 class LogRule:
     """One entry of `logMonitoringConfiguration`; patterns match from the start of a line."""
 
-    name: Annotated[str, Limits(min_length=1, max_length=253)]
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
     log_pattern: Pattern
     expected_start_cut_off_in_seconds: Seconds | None = None
     expected_recurring_frequency_in_seconds: Seconds | None = None
     stop_pattern: Pattern | None = None
     metric_threshold: float | None = None
-    operator: Annotated[str, Limits(choices=OPERATORS)] | None = None
+    operator: Annotated[str, Meta(extra={CHOICES: OPERATORS})] | None = None
     metric_evaluation_data_points: Positive = 1
     fault_on_match: bool = False
 
@@ -146,13 +150,13 @@ class RunPolicy:
     fault_deadline_seconds: Positive | None = None
     suspend: bool = False
     workload_mode: str | None = None
-    ttl_seconds_after_finished: Annotated[int, Limits(minimum=-1, maximum=INT_MAX)] = -1
+    ttl_seconds_after_finished: Annotated[int, Meta(ge=-1, le=INT_MAX)] = -1
     """Seconds that a finished job is kept; -1: for ever.
 
     0 in a manifest means for ever too, and is read as -1. The stock client writes 0 into every run
     policy that it makes, and reads the job back afterwards.
     """
-    log_monitoring_configuration: Annotated[tuple[LogRule, ...], Limits(max_length=64)] = ()
+    log_monitoring_configuration: Annotated[tuple[LogRule, ...], Meta(max_length=64)] = ()
     restart_policy: RestartPolicy | None = None
 
 
@@ -163,7 +167,7 @@ class ElasticPolicy:
     min_replicas: Positive | None = None
     max_replicas: Positive | None = None
     replica_increment_step: Positive | None = None
-    replica_discrete_values: Annotated[tuple[Positive, ...], Limits(max_length=1024)] = ()
+    replica_discrete_values: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()
     scaling_timeout_in_seconds: Count | None = None
     graceful_shutdown_timeout_in_seconds: Count | None = None
     faulty_scale_down_timeout_in_seconds: Count | None = None
@@ -173,7 +177,7 @@ class ElasticPolicy:
 class ReplicaSpec:
     """A group of equal pods: `replicas` that train and `spares` that wait."""
 
-    name: Annotated[str, Limits(min_length=1, max_length=63)]
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
     template: Object
     replicas: Count = 0
     spares: Count = 0
@@ -184,8 +188,8 @@ class ReplicaSpec:
 class JobSpec:
     """The desired state of a job."""
 
-    replica_specs: Annotated[tuple[ReplicaSpec, ...], Limits(min_length=1, max_length=64)]
-    nproc_per_node: Annotated[str, Limits(min_length=1, is_int_or_string=True)] = "auto"
+    replica_specs: Annotated[tuple[ReplicaSpec, ...], Meta(min_length=1, max_length=64)]
+    nproc_per_node: IntOrString = "auto"
     """`auto`, `cpu`, `gpu`, or a number."""
     run_policy: RunPolicy = RunPolicy()
     elastic_policy: ElasticPolicy | None = None

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from msgspec import Meta
+
 from unbroken.spec.auto_resume import resume_problems
 from unbroken.spec.keys import AUTO_RESUME, DEEP_CHECK, HEALTH, MAX_RETRIES, QUEUE
 from unbroken.spec.nodes.instance_types import EFA, GPU, NEURON, InstanceType
 from unbroken.spec.problems import Problem, Report
-from unbroken.spec.schema.fields import INT_MAX, Limits, read_record
+from unbroken.spec.schema.fields import CHOICES, Filled, Positive, read_record
 
 from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, KubeflowRestartPolicy
 
@@ -33,7 +35,8 @@ CHECKED_ONLY: Final[Object] = {"required": {**HEALTHY, **CHECKED}}
 
 _PLAIN = re.compile(r"[\w./:=,@%+$-]+", re.ASCII)
 """A word that the shell takes as it is."""
-Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
+PullPolicy = Annotated[str, Meta(extra={CHOICES: ("Always", "IfNotPresent", "Never")})]
+ClusterType = Annotated[str, Meta(extra={CHOICES: ("k8s",)})]
 
 
 def _key(name: str) -> dict[str, str]:
@@ -44,7 +47,7 @@ def _key(name: str) -> dict[str, str]:
 class TrainingRun:
     """`training_cfg.run`."""
 
-    name: Annotated[str, Limits(min_length=1)]
+    name: Filled
     nodes: Positive
     ntasks_per_node: Positive | None = field(default=None, metadata=_key("ntasks_per_node"))
     """Tasks of a node; None: one for each accelerator."""
@@ -54,7 +57,7 @@ class TrainingRun:
 class TrainingConfig:
     """`training_cfg`."""
 
-    entry_script: Annotated[str, Limits(min_length=1)] = field(metadata=_key("entry_script"))
+    entry_script: Filled = field(metadata=_key("entry_script"))
     run: TrainingRun
     script_args: tuple[str, ...] = field(default=(), metadata=_key("script_args"))
     """Pieces of the command line."""
@@ -107,7 +110,7 @@ class ClusterConfig:
         default=(), metadata=_key("persistent_volume_claims")
     )
     volumes: tuple[HostVolume, ...] = ()
-    pull_policy: Annotated[str, Limits(choices=("Always", "IfNotPresent", "Never"))] = "Always"
+    pull_policy: PullPolicy = "Always"
     restart_policy: KubeflowRestartPolicy = KubeflowRestartPolicy.NEVER
 
 
@@ -115,8 +118,8 @@ class ClusterConfig:
 class ClusterPart:
     """`cluster`."""
 
-    instance_type: Annotated[str, Limits(min_length=1)] = field(metadata=_key("instance_type"))
-    cluster_type: Annotated[str, Limits(choices=("k8s",))] = field(metadata=_key("cluster_type"))
+    instance_type: Filled = field(metadata=_key("instance_type"))
+    cluster_type: ClusterType = field(metadata=_key("cluster_type"))
     cluster_config: ClusterConfig = field(metadata=_key("cluster_config"))
 
 
@@ -126,7 +129,7 @@ class HyperpodConfig:
 
     training_cfg: TrainingConfig = field(metadata=_key("training_cfg"))
     cluster: ClusterPart
-    container: Annotated[str, Limits(min_length=1)]
+    container: Filled
     """The image."""
     base_results_dir: str = field(default="", metadata=_key("base_results_dir"))
     container_mounts: tuple[str, ...] = field(default=(), metadata=_key("container_mounts"))

@@ -14,11 +14,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from unbroken.spec.auto_resume import resume_problems
 from unbroken.spec.job.rules import PODS_MAX, check_kinds
 from unbroken.spec.keys import KUBEFLOW_GROUP, PYTORCHJOB_PREFIX
 from unbroken.spec.problems import Problem, Report, below
-from unbroken.spec.schema.fields import INT_MAX, Limits, blank_record, read_record, write_record
+from unbroken.spec.schema.fields import (
+    Count,
+    Positive,
+    Time,
+    blank_record,
+    read_record,
+    write_record,
+)
 
 GROUP, VERSION, KIND, PLURAL = KUBEFLOW_GROUP, "v1", "PyTorchJob", "pytorchjobs"
 PATH = f"apis/{GROUP}/{VERSION}"
@@ -32,9 +41,7 @@ NAME_MAX = 63
 """Longest name of a pod's service (RFC 1035), which is the name of the pod."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
-Count = Annotated[int, Limits(minimum=0, maximum=INT_MAX)]
-AtLeastOne = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
-PortNumber = Annotated[int, Limits(minimum=1, maximum=65535)]
+PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Replica(Enum):
@@ -87,7 +94,7 @@ class KubeflowRunPolicy:
 
     clean_pod_policy: KubeflowCleanPodPolicy = KubeflowCleanPodPolicy.NONE
     ttl_seconds_after_finished: Count | None = None
-    active_deadline_seconds: AtLeastOne | None = None
+    active_deadline_seconds: Positive | None = None
     backoff_limit: Count | None = None
     """Restarts of containers before the job fails."""
     scheduling_policy: Mapping[str, Any] = field(default_factory=dict)
@@ -108,15 +115,15 @@ class RendezvousSetting:
 class KubeflowElasticPolicy:
     """Options of torchrun, passed as variables `PET_...`."""
 
-    min_replicas: AtLeastOne | None = None
-    max_replicas: AtLeastOne | None = None
+    min_replicas: Positive | None = None
+    max_replicas: Positive | None = None
     rdzv_backend: str = "c10d"
     rdzv_port: PortNumber | None = None
     rdzv_host: str = ""
     rdzv_id: str = ""
     rdzv_conf: tuple[RendezvousSetting, ...] = ()
     standalone: bool = False
-    n_proc_per_node: AtLeastOne | None = None
+    n_proc_per_node: Positive | None = None
     max_restarts: Count | None = None
     metrics: tuple[Mapping[str, Any], ...] = ()
     """Metrics of the HorizontalPodAutoscaler that the training operator creates."""
@@ -229,9 +236,6 @@ def _annotations(content: Mapping[str, Any]) -> Mapping[str, str]:
     result = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     listed = result if isinstance(result, Mapping) else {}
     return {str(key): str(value) for key, value in listed.items()}
-
-
-Time = Annotated[float, Limits(is_time=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.spec import keys
@@ -29,10 +29,15 @@ from unbroken.spec.job_kinds import HYPERPOD_JOB, TRAIN_JOB, TRAIN_RUNTIME, TRAI
 from unbroken.spec.keys import TRAINER_GROUP, TRAINER_MANAGER, TRAINER_STEP
 from unbroken.spec.lookup import value_at
 from unbroken.spec.problems import Problem, Report
-from unbroken.spec.schema.fields import INT_MAX, Limits, blank_record, read_record, write_record
+from unbroken.spec.schema.fields import (
+    IntOrString,
+    Positive,
+    blank_record,
+    read_record,
+    write_record,
+)
 
 Object = Mapping[str, Any]
-Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
 TRAINER, NODE = "trainer", "node"
 """Step of the job that trains, and name of its container that trains (`constants.go`)."""
 
@@ -72,7 +77,7 @@ class Trainer:
     args: tuple[str, ...] | None = None
     env: tuple[Object, ...] = ()
     num_nodes: Positive | None = None
-    num_proc_per_node: Annotated[str, Limits(min_length=1, is_int_or_string=True)] = "auto"
+    num_proc_per_node: IntOrString = "auto"
     resources_per_node: Resources = Resources()
 
 

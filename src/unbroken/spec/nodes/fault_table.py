@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY
 from unbroken.spec.problems import ManifestError, Report, below, shown
-from unbroken.spec.schema.fields import Limits, read_record
+from unbroken.spec.schema.fields import read_record
 
 from .values import Action
 
@@ -29,7 +31,7 @@ SYMPTOMS = ("xid", "sxid", "kernel", "nvml", "host", "counter")
 XID_MAX = 65535
 WARNING = 4
 """KERN_WARNING.  Reports about programs, such as a segmentation fault, are less severe."""
-Xid = Annotated[int, Limits(minimum=1, maximum=XID_MAX)]
+Xid = Annotated[int, Meta(ge=1, le=XID_MAX)]
 
 
 class FaultClass(Enum):
@@ -100,8 +102,8 @@ class DriverSeverity(Enum):
 class Repeats:
     """Another action if the fault comes often to one part."""
 
-    times: Annotated[int, Limits(minimum=2, maximum=100)]
-    within_seconds: Annotated[float, Limits(minimum=1)]
+    times: Annotated[int, Meta(ge=2, le=100)]
+    within_seconds: Annotated[float, Meta(ge=1)]
     action: Action
 
 
@@ -134,7 +136,7 @@ class FaultEntry:
 
     One that does not begin with `^` is found anywhere in the line, also in text of a user.
     """
-    level: Annotated[int, Limits(minimum=0, maximum=7)] = WARNING
+    level: Annotated[int, Meta(ge=0, le=7)] = WARNING
     """Least severe level of a kernel record that counts, from 0 (emergency) to 7 (debug)."""
     unless_listed: bool = False
     """The XID requires no action while NVML lists its GPU as answering."""
@@ -142,7 +144,7 @@ class FaultEntry:
     host: HostSign | None = None
     counter: tuple[str, ...] = ()
     """Files of the network and Neuron devices in /sys."""
-    limit: Annotated[float, Limits(minimum=0)] = 0.0
+    limit: Annotated[float, Meta(ge=0)] = 0.0
     """Limit of a counter, per second; of `disk-space`, the free share; of a process, seconds."""
     condition: str = ""
     """Condition of the node; empty: according to the class."""

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from msgspec import Meta
+
 from unbroken.errors import SpecError
 from unbroken.spec.keys import INSTANCE_TYPES
 from unbroken.spec.problems import Report
-from unbroken.spec.schema.fields import Limits, read_record
+from unbroken.spec.schema.fields import Natural, read_record
 
 GPU, EFA, NEURON = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "aws.amazon.com/neuron"
 """Resources of pods, as the device plugins of NVIDIA and AWS name them."""
@@ -24,23 +26,21 @@ ONE_THREAD = re.compile(r"ml\.(?:[a-z]+\d+[a-z]*g[a-z]*|[a-z]+[78]a|p6e-gb\d+)\.
 """Types whose cores have one thread: Graviton, Grace, and AMD from the seventh generation on. All
 others have two (EC2 user guide, "CPU options for Amazon EC2 instance types")."""
 
-Count = Annotated[int, Limits(minimum=0)]
-
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
     """Resources of one machine of the type."""
 
-    cpu: Annotated[int, Limits(minimum=1)]
+    cpu: Annotated[int, Meta(ge=1)]
     """Virtual CPUs."""
     memory_gib: float
     """Memory of the whole machine, in GiB."""
-    gpus: Count = 0
+    gpus: Natural = 0
     gpu: str = ""
     """Kind of the GPUs, such as `H100`."""
-    efa: Count = 0
+    efa: Natural = 0
     """Interfaces of the Elastic Fabric Adapter."""
-    neuron: Count = 0
+    neuron: Natural = 0
     """Trainium or Inferentia devices."""
     all_reduce: float = 0.0
     """Published GB/s of bus bandwidth that an all-reduce over all GPUs of two must reach; 0: none

@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Generic, TypeVar
 
+from msgspec import Meta
+
 from unbroken.errors import SpecError
 from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.problems import Problem, Report
-from unbroken.spec.schema.fields import Limits, blank_record, read_record, write_record
+from unbroken.spec.schema.fields import Natural, blank_record, read_record, write_record
+from unbroken.spec.schema.fields import PreciseTime as Time
 
 from .values import Action, NodeRecovery
-
-Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
-Count = Annotated[int, Limits(minimum=0)]
 
 
 class MachinePhase(Enum):
@@ -78,7 +78,7 @@ class MachineSpec:
     instance_type: str = ""
     """Type such as `ml.p5.48xlarge`: gives its capacity; empty: as the local cluster was
     started."""
-    threads_per_core: Count = 0
+    threads_per_core: Natural = 0
     """1: a node of a type with two threads for each core offers one CPU for each core. 0 or 2: all
     virtual CPUs."""
     logical_id: str = ""
@@ -86,9 +86,9 @@ class MachineSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[MachineTaint, ...] = ()
     life_cycle: LifeCycle = LifeCycle()
-    boots: Count = 0
+    boots: Natural = 0
     """Reboots ordered so far: raise it to order one."""
-    resets: Count = 0
+    resets: Natural = 0
     """Resets of the GPUs ordered so far."""
 
 
@@ -98,10 +98,10 @@ class MachineStatus:
 
     phase: MachinePhase = MachinePhase.PENDING
     message: str = ""
-    boots: Count = 0
+    boots: Natural = 0
     """Reboots carried out: when it equals the spec's, all have been."""
-    resets: Count = 0
-    index: Count | None = None
+    resets: Natural = 0
+    index: Natural | None = None
     """Number of its addresses on this host; local cluster only."""
     boot_id: str = ""
     started_at: Time | None = None
@@ -224,7 +224,7 @@ class NodeCheckSpec:
     """Author and reason of the check, in words."""
     is_forced: bool = False
     """Test nodes while pods train there; otherwise wait for a busy node."""
-    timeout_seconds: Annotated[int, Limits(minimum=1)] = 7200
+    timeout_seconds: Annotated[int, Meta(ge=1)] = 7200
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,11 @@ CEL are for Kubernetes 1.25 and later; `parse` checks the rest, at admission or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
+
+from msgspec import inspect
 
 from unbroken import __version__
 from unbroken.spec.job import incident as incidents
@@ -39,9 +43,10 @@ from unbroken.spec.job.types import (
 )
 from unbroken.spec.keys import MADE_BY, ConditionType
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
+from unbroken.typed_fields import Field, ValueType, value_type
 
 from .descriptions import DESCRIPTIONS, INCIDENT, JOB, KINDS, NODE_DESCRIPTIONS
-from .fields import INT_MAX, Base, Field, FieldShape, fields_of
+from .fields import CHOICES, INT_MAX, IS_INT_OR_STRING, fields_of, scalar_of
 
 Schema = dict[str, Any]
 OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -83,12 +88,8 @@ REFERENCE_KEYS = ("apiVersion", "fieldPath", "kind", "name", "namespace", "resou
 REFERENCE = _object(dict.fromkeys(REFERENCE_KEYS, STRING))
 REFERENCES: Schema = {"type": "array", "items": REFERENCE}
 TIME: Schema = {"type": "string", "format": "date-time"}
-PLAIN = {
-    Base.TIME: TIME,
-    Base.BOOLEAN: {"type": "boolean"},
-    Base.OBJECT: OPEN,
-    Base.STRINGS: STRINGS,
-}
+PLAIN = {"time": TIME, "boolean": {"type": "boolean"}, "object": OPEN, "strings": STRINGS}
+"""Schemas of scalars without limits."""
 OTHERS: Schema = {
     "managerPods": REFERENCE,
     "podManagerStatuses": REFERENCES,
@@ -315,7 +316,7 @@ def _record(record: type, *, has_defaults: bool = True) -> Schema:
     texts = TEXTS[record.__name__]
     properties = {}
     for field in fields_of(record):
-        result = _schema(field.shape, has_defaults)
+        result = _schema(field.value, has_defaults)
         if field.name == "template" and record is ReplicaSpec:
             result = dict(TEMPLATE)
         if has_defaults and field.name not in NO_DEFAULT:
@@ -331,45 +332,45 @@ def _record(record: type, *, has_defaults: bool = True) -> Schema:
 def _default(field: Field) -> Schema:
     """Return the default of a scalar; records and lists have none to show."""
     value = field.default() if field.default is not None else None
-    if value is None or field.shape.base in (Base.RECORD, Base.LIST, Base.OBJECT):
+    if value is None or isinstance(value, Mapping | tuple) or is_dataclass(value):
         return {}
-    return {"default": value.value if field.shape.base is Base.ENUM else value}
+    return {"default": value.value if isinstance(value, Enum) else value}
 
 
-def _schema(shape: FieldShape, has_defaults: bool) -> Schema:
-    match shape.base:
-        case Base.RECORD:
-            return _record(shape.of, has_defaults=has_defaults)
-        case Base.ENUM:
-            return {"type": "string", "enum": [member.value for member in shape.of]}
-        case Base.INTEGER | Base.NUMBER:
-            return _number(shape)
-        case Base.LIST:
-            assert shape.item is not None
-            result = {"type": "array", "items": _schema(shape.item, has_defaults)}
-            if shape.item.of is ReplicaSpec:
+def _schema(of: ValueType, has_defaults: bool) -> Schema:
+    match of.type:
+        case inspect.DataclassType(cls=record):
+            return _record(record, has_defaults=has_defaults)
+        case inspect.EnumType(cls=members):
+            return {"type": "string", "enum": [member.value for member in members]}
+        case inspect.VarTupleType(item_type=item, min_length=least, max_length=most):
+            result = {"type": "array", "items": _schema(value_type(item), has_defaults)}
+            if isinstance(item, inspect.DataclassType) and item.cls is ReplicaSpec:
                 result |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-            return {**result, **_bounds(shape, "Items")}
-        case Base.STRING if shape.limits.is_int_or_string:
+            return {**result, **_bounds("Items", least, most)}
+        case inspect.StrType() if IS_INT_OR_STRING in of.extra:
             return {"x-kubernetes-int-or-string": True}
-        case Base.STRING:
-            choices = list(shape.limits.choices)
-            return {**STRING, **({"enum": choices} if choices else {}), **_bounds(shape, "Length")}
+        case inspect.StrType(min_length=least, max_length=most):
+            choices = {"enum": list(of.extra[CHOICES])} if CHOICES in of.extra else {}
+            return {**STRING, **choices, **_bounds("Length", least, most)}
         case _:
-            return dict(PLAIN[shape.base])
+            return _scalar(of)
 
 
-def _number(shape: FieldShape) -> Schema:
-    result: Schema = {"type": shape.base.value}
-    if shape.base is Base.INTEGER:
-        result["format"] = "int32" if shape.limits.maximum == INT_MAX else "int64"
-    if shape.limits.minimum is not None:
-        result["minimum"] = shape.limits.minimum
-    return result
+def _scalar(of: ValueType) -> Schema:
+    """Return the schema of anything but records, lists, enums and texts."""
+    scalar = scalar_of(of)
+    assert scalar is not None
+    if scalar.name in PLAIN:
+        return dict(PLAIN[scalar.name])
+    assert isinstance(of.type, inspect.IntType | inspect.FloatType)
+    result: Schema = {"type": scalar.name}
+    if scalar.name == "integer":
+        result["format"] = "int32" if of.type.le == INT_MAX else "int64"
+    return result if of.type.ge is None else {**result, "minimum": of.type.ge}
 
 
-def _bounds(shape: FieldShape, of: str) -> Schema:
-    least, most = shape.limits.min_length, shape.limits.max_length
+def _bounds(of: str, least: int | None, most: int | None) -> Schema:
     return {
         **({f"min{of}": least} if least else {}),
         **({f"max{of}": most} if most is not None else {}),

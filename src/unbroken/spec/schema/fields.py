@@ -11,128 +11,39 @@ from __future__ import annotations
 
 import math
 import sys
-import types
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
-from functools import cache
-from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
+from msgspec import Meta, inspect
+
+from unbroken import typed_fields
 from unbroken.foreign_numbers import finite_number
 from unbroken.spec.problems import Report, below
 from unbroken.spec.times import time_seconds, time_text
+from unbroken.typed_fields import Field, ValueType, value_type
 
 INT_MAX = 2**31 - 1
 """Greatest value of every count: what Kubernetes' int32 holds."""
+CHOICES, IS_INT_OR_STRING, TIME_DIGITS = "choices", "is_int_or_string", "time_digits"
+"""Keys of `Meta.extra`: texts that are allowed; a text that people also write as a number; digits
+of the seconds of a time."""
 
-
-class Base(Enum):
-    """Kind of a field's value."""
-
-    INTEGER = "integer"
-    NUMBER = "number"
-    STRING = "string"
-    BOOLEAN = "boolean"
-    TIME = "time"
-    """RFC 3339 on the wire, seconds since the epoch as a value."""
-    ENUM = "enum"
-    LIST = "list"
-    RECORD = "record"
-    """A dataclass of this project."""
-    OBJECT = "object"
-    """Any object, unchanged."""
-    STRINGS = "strings"
-    """An object of strings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits beyond the type, as `typing.Annotated` metadata."""
-
-    minimum: int | None = None
-    maximum: int | None = None
-    choices: tuple[str, ...] = ()
-    min_length: int = 0
-    """Least length of a string or a list."""
-    max_length: int | None = None
-    is_int_or_string: bool = False
-    """A string that people also write as a number."""
-    is_time: bool = False
-    has_microseconds: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FieldShape:
-    """The type of a value."""
-
-    base: Base
-    of: Any = None
-    """The class of an enum or a record."""
-    item: FieldShape | None = None
-    limits: Limits = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a dataclass."""
-
-    name: str
-    key: str
-    shape: FieldShape
-    default: Callable[[], Any] | None
-    """Makes the default; None: the field must be given."""
-
-
-BASES: Mapping[Any, Base] = {
-    int: Base.INTEGER,
-    float: Base.NUMBER,
-    str: Base.STRING,
-    bool: Base.BOOLEAN,
-}
+Natural = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=INT_MAX)]
+Positive = Annotated[int, Meta(ge=1, le=INT_MAX)]
+Seconds = Annotated[float, Meta(ge=0)]
+"""Seconds, with fractions."""
+Filled = Annotated[str, Meta(min_length=1)]
+IntOrString = Annotated[str, Meta(min_length=1, extra={IS_INT_OR_STRING: True})]
+Time = Annotated[float, Meta(extra={TIME_DIGITS: 0})]
+"""Seconds since the epoch; RFC 3339 in whole seconds on the wire."""
+PreciseTime = Annotated[float, Meta(extra={TIME_DIGITS: 6})]
+"""Seconds since the epoch; RFC 3339 in microseconds on the wire."""
 
 
 def fields_of(record: type[Any]) -> tuple[Field, ...]:
-    """Return the fields of a dataclass in order; a field's metadata may name its `key`."""
-    return _fields(cast(Hashable, record))
-
-
-@cache
-def _fields(record: Hashable) -> tuple[Field, ...]:
-    assert isinstance(record, type)
-    hints = get_type_hints(record, include_extras=True)
-    return tuple(
-        Field(f.name, f.metadata.get("key") or camel(f.name), shape(hints[f.name]), _default(f))
-        for f in fields(record)
-    )
-
-
-def _default(field: Any) -> Callable[[], Any] | None:
-    if field.default_factory is not MISSING:
-        factory: Callable[[], Any] = field.default_factory
-        return factory
-    if field.default is MISSING:
-        return None
-    value = field.default
-    return lambda: value
-
-
-def shape(hint: Any, limits: Limits = Limits()) -> FieldShape:
-    """Return the shape of a type hint; `X | None` is the same as X, for null means absent."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        result = next((a for a in arguments[1:] if isinstance(a, Limits)), limits)
-        return shape(arguments[0], result)
-    if origin in (Union, types.UnionType):
-        return shape(next(a for a in arguments if a is not type(None)), limits)
-    if origin is tuple:
-        return FieldShape(Base.LIST, item=shape(arguments[0]), limits=limits)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return FieldShape(Base.STRINGS if arguments[1] is str else Base.OBJECT)
-    if limits.is_time:
-        return FieldShape(Base.TIME, limits=limits)
-    if hint in BASES:
-        return FieldShape(BASES[hint], limits=limits)
-    return FieldShape(Base.RECORD if is_dataclass(hint) else Base.ENUM, of=hint)
+    """Return the fields of a dataclass in order."""
+    return typed_fields.fields_of(record, camel)
 
 
 def camel(name: str) -> str:
@@ -161,9 +72,9 @@ def read_record(record: type[Record], value: Any, path: str, report: Report) -> 
         place, given = below(path, field.key), value.get(field.key)
         if given is None and field.default is None:
             report.required(place)
-        usable = BAD if given is None else _read(field.shape, given, place, report)
+        usable = BAD if given is None else _read(field.value, given, place, report)
         if usable is BAD:
-            usable = field.default() if field.default is not None else _blank(field.shape)
+            usable = field.default() if field.default is not None else _blank(field.value)
         result[field.name] = usable
     return record(**result)
 
@@ -171,76 +82,89 @@ def read_record(record: type[Record], value: Any, path: str, report: Report) -> 
 def blank_record(record: type[Record]) -> Record:
     """Return a dataclass of defaults, if no usable object was given."""
     fields = fields_of(record)
-    return record(**{f.name: f.default() if f.default else _blank(f.shape) for f in fields})
+    return record(**{f.name: f.default() if f.default else _blank(f.value) for f in fields})
 
 
-def _blank(shape: FieldShape) -> Any:
-    match shape.base:
-        case Base.RECORD:
-            return blank_record(shape.of)
-        case Base.ENUM:
-            return next(iter(shape.of))
+def _blank(of: ValueType) -> Any:
+    scalar = scalar_of(of)
+    if scalar is not None:
+        return scalar.blank()
+    match of.type:
+        case inspect.DataclassType(cls=record):
+            return blank_record(record)
+        case inspect.EnumType(cls=members):
+            return next(iter(members))
         case _:
-            return BLANKS[shape.base]()
+            return ()
 
 
-def _read(shape: FieldShape, value: Any, path: str, report: Report) -> Any:
-    """Return a value of the shape, or BAD after a problem was reported."""
-    match shape.base:
-        case Base.RECORD if isinstance(value, Mapping):
-            return read_record(shape.of, value, path, report)
-        case Base.LIST if isinstance(value, list | tuple):
-            return _items(shape, value, path, report)
-        case Base.ENUM:
-            choices = {member.value: member for member in shape.of}
+def _read(of: ValueType, value: Any, path: str, report: Report) -> Any:
+    """Return a value of the type, or BAD after a problem was reported."""
+    scalar = scalar_of(of)
+    if scalar is not None:
+        result = scalar.read(value)
+        if result is BAD:
+            report.invalid(path, value, f"must be {scalar.wanted}")
+        return result if result is not BAD and _is_within(of, result, path, report) else BAD
+    match of.type:
+        case inspect.DataclassType(cls=record):
+            if isinstance(value, Mapping):
+                return read_record(record, value, path, report)
+            report.invalid(path, value, "must be an object")
+        case inspect.VarTupleType():
+            if isinstance(value, list | tuple):
+                return _items(of.type, value, path, report)
+            report.invalid(path, value, "must be a list")
+        case inspect.EnumType(cls=members):
+            choices = {member.value: member for member in members}
             if isinstance(value, str) and value in choices:
                 return choices[value]
             report.unsupported(path, value, choices)
-            return BAD
-        case Base.RECORD | Base.LIST:
-            result = BAD
         case _:
-            result = READERS[shape.base](value)
-    if result is BAD:
-        report.invalid(path, value, f"must be {WANTED[shape.base]}")
-    elif not _is_within(shape.limits, result, path, report):
-        result = BAD
-    return result
+            raise TypeError(f"values of this type are not read: {of.type}")
+    return BAD
 
 
-def _items(shape: FieldShape, values: Any, path: str, report: Report) -> Any:
-    assert shape.item is not None
-    most, least = shape.limits.max_length, shape.limits.min_length
-    if most is not None and len(values) > most:
-        report.invalid(path, values, f"must have at most {most} items")
+def _items(shape: inspect.VarTupleType, values: Any, path: str, report: Report) -> Any:
+    item_type = value_type(shape.item_type)
+    if shape.max_length is not None and len(values) > shape.max_length:
+        report.invalid(path, values, f"must have at most {shape.max_length} items")
         return BAD
-    if len(values) < least:
-        report.required(path, f"at least {least} needed")
+    if len(values) < (shape.min_length or 0):
+        report.required(path, f"at least {shape.min_length} needed")
     result = []
     for index, value in enumerate(values):
         place = f"{path}[{index}]"
         if value is None:
             report.required(place)
-        item = BAD if value is None else _read(shape.item, value, place, report)
+        item = BAD if value is None else _read(item_type, value, place, report)
         # An unusable item keeps its place, so that later problems name the right ones.
-        result.append(_blank(shape.item) if item is BAD else item)
+        result.append(_blank(item_type) if item is BAD else item)
     return tuple(result)
 
 
-def _is_within(limits: Limits, value: Any, path: str, report: Report) -> bool:
+def _is_within(of: ValueType, value: Any, path: str, report: Report) -> bool:
     """True if a value keeps its limits; report the first that it does not."""
-    if limits.choices and value not in limits.choices:
-        report.unsupported(path, value, limits.choices)
-    elif limits.minimum is not None and value < limits.minimum:
-        report.invalid(path, value, f"must be greater than or equal to {limits.minimum}")
-    elif limits.maximum is not None and value > limits.maximum:
-        report.invalid(path, value, f"must be less than or equal to {limits.maximum}")
-    elif limits.min_length and len(value) < limits.min_length:
-        report.required(path)
-    elif limits.max_length is not None and len(value) > limits.max_length:
-        report.invalid(path, value, f"must be no longer than {limits.max_length}")
-    else:
-        return True
+    match of.type:
+        case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):
+            if least is not None and value < least:
+                report.invalid(path, value, f"must be greater than or equal to {least}")
+            elif most is not None and value > most:
+                report.invalid(path, value, f"must be less than or equal to {most}")
+            else:
+                return True
+        case inspect.StrType(min_length=least, max_length=most):
+            choices = of.extra.get(CHOICES)
+            if choices and value not in choices:
+                report.unsupported(path, value, choices)
+            elif len(value) < (least or 0):
+                report.required(path)
+            elif most is not None and len(value) > most:
+                report.invalid(path, value, f"must be no longer than {most}")
+            else:
+                return True
+        case _:
+            return True
     return False
 
 
@@ -295,36 +219,37 @@ def _strings(value: Any) -> Any:
     return dict(value) if is_good else BAD
 
 
-READERS: Final[Mapping[Base, Callable[[Any], Any]]] = {
-    Base.INTEGER: _integer,
-    Base.NUMBER: _number,
-    Base.STRING: _text,
-    Base.BOOLEAN: _boolean,
-    Base.TIME: _time,
-    Base.OBJECT: _object,
-    Base.STRINGS: _strings,
+class Scalar(NamedTuple):
+    """A kind of values that are neither records, lists nor enums."""
+
+    name: str
+    read: Callable[[Any], Any]
+    """Returns the value of what was given, or BAD."""
+    blank: Callable[[], Any]
+    wanted: str
+    """In words."""
+
+
+_TIME: Final = Scalar(
+    "time", _time, float, "an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z"
+)
+_OBJECT: Final = Scalar("object", _object, dict, "an object")
+_STRINGS: Final = Scalar("strings", _strings, dict, "an object of strings")
+_SCALARS: Final[Mapping[type[inspect.Type], Scalar]] = {
+    inspect.IntType: Scalar("integer", _integer, int, "a whole number"),
+    inspect.FloatType: Scalar("number", _number, float, "a number"),
+    inspect.StrType: Scalar("string", _text, str, "text"),
+    inspect.BoolType: Scalar("boolean", _boolean, bool, "true or false"),
 }
-BLANKS: Final[Mapping[Base, Callable[[], Any]]] = {
-    Base.INTEGER: int,
-    Base.NUMBER: float,
-    Base.STRING: str,
-    Base.BOOLEAN: bool,
-    Base.TIME: float,
-    Base.LIST: tuple,
-    Base.OBJECT: dict,
-    Base.STRINGS: dict,
-}
-WANTED: Final[Mapping[Base, str]] = {
-    Base.INTEGER: "a whole number",
-    Base.NUMBER: "a number",
-    Base.STRING: "text",
-    Base.BOOLEAN: "true or false",
-    Base.TIME: "an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z",
-    Base.LIST: "a list",
-    Base.RECORD: "an object",
-    Base.OBJECT: "an object",
-    Base.STRINGS: "an object of strings",
-}
+
+
+def scalar_of(of: ValueType) -> Scalar | None:
+    """Return the kind of a scalar; None: a record, a list or an enum."""
+    if TIME_DIGITS in of.extra:
+        return _TIME
+    if isinstance(of.type, inspect.DictType):
+        return _STRINGS if isinstance(of.type.value_type, inspect.StrType) else _OBJECT
+    return _SCALARS.get(type(of.type))
 
 
 def write_record(value: Any, *, is_minimal: bool = False) -> dict[str, Any]:
@@ -337,30 +262,30 @@ def write_record(value: Any, *, is_minimal: bool = False) -> dict[str, Any]:
     for field in fields_of(type(value)):
         given = getattr(value, field.name)
         is_default = field.default is not None and given == field.default()
-        if is_default and (is_minimal or _is_empty(field.shape, given)):
+        if is_default and (is_minimal or _is_empty(field.value, given)):
             continue
-        out[field.key] = _write(field.shape, given, is_minimal)
+        out[field.key] = _write(field.value, given, is_minimal)
     return out
 
 
-def _is_empty(shape: FieldShape, value: Any) -> bool:
-    return value in (None, "", (), {}) or (shape.base is Base.TIME and value == 0)
+def _is_empty(of: ValueType, value: Any) -> bool:
+    return value in (None, "", (), {}) or (TIME_DIGITS in of.extra and value == 0)
 
 
-def _write(shape: FieldShape, value: Any, is_minimal: bool) -> Any:
-    match shape.base:
-        case Base.RECORD:
-            return write_record(value, is_minimal=is_minimal)
-        case Base.LIST:
-            assert shape.item is not None
-            return [_write(shape.item, item, is_minimal) for item in value]
-        case Base.ENUM:
-            return value.value
-        case Base.TIME:
-            return time_text(value, has_microseconds=shape.limits.has_microseconds)
-        case Base.NUMBER:
-            return int(value) if value == int(value) else value
-        case Base.OBJECT | Base.STRINGS:
-            return dict(value)
-        case _:
+def _write(of: ValueType, value: Any, is_minimal: bool) -> Any:
+    match of.type:
+        case inspect.StrType() | inspect.IntType() | inspect.BoolType():
             return value
+        case inspect.FloatType() if TIME_DIGITS in of.extra:
+            return time_text(value, has_microseconds=of.extra[TIME_DIGITS] > 0)
+        case inspect.FloatType():
+            return int(value) if value == int(value) else value
+        case inspect.DataclassType():
+            return write_record(value, is_minimal=is_minimal)
+        case inspect.VarTupleType(item_type=item):
+            inner = value_type(item)
+            return [_write(inner, one, is_minimal) for one in value]
+        case inspect.EnumType():
+            return value.value
+        case _:
+            return dict(value)
