@@ -287,7 +287,7 @@ def _lateness() -> Iterator[tuple[str, str, str, str]]:
     late = (
         f"{_limit(steps.look, 'the usual step')}; {steps.act.times:g} times {gap} up to {longest}"
     )
-    known = f"{patience.WARM_CALLS + patience.LATE_STEPS_MIN} steps, in {steps.known.gaps} looks"
+    known = f"{patience.WARM_UP_CALLS + patience.LATE_STEPS_MIN} steps, in {steps.known.gaps} looks"
     yield steps.sign, known, late, _limit(steps.act, gap)
     history = f"{lines.known.gaps} gaps, {_span(lines.known.seconds)}"
     known = f"{history}, and {patience.REGULAR_TIMES:g} times {gap}"

@@ -139,7 +139,7 @@ START_GAPS = _LINES.gaps
 REGULAR_TIMES = 5.0
 """Multiple of its longest gap for which a source other than steps must have given signs, to have a
 rhythm."""
-WARM_CALLS = 3
+WARM_UP_CALLS = 3
 """Steps that compile, tune and allocate; they teach nothing."""
 
 # Alarms of one rank: no rhythm is known.

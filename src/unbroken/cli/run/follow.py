@@ -164,7 +164,7 @@ ASK_SECONDS = 10.0
 """A second Ctrl-C within this time stops the job."""
 LAST_SECONDS = 3.0
 """Time to wait for the last incident of a job that has ended."""
-SLOW_SECONDS = 2.0
+SHOWN_AFTER_SECONDS = 2.0
 """A fault that lasts longer is reported before its recovery."""
 REFRESH_SECONDS = 1.0
 INTERRUPTED, TERMINATED = 130, 143
@@ -194,7 +194,7 @@ class Follower:
         self._shown_state = ""
         self._faulted_at: float | None = None
         self._waiting: tuple[str, ...] = ()
-        """The reasons why pods are pending; printed after SLOW_SECONDS."""
+        """The reasons why pods are pending; printed after SHOWN_AFTER_SECONDS."""
         self._waiting_at: float | None = None
         """Time since when these reasons hold; None after they were printed."""
         self._shown: set[int] = set()
@@ -266,7 +266,7 @@ class Follower:
         now = state(self._job)
         if now == "Faulted":
             self._faulted_at = self._faulted_at or monotonic()
-            if monotonic() - self._faulted_at < SLOW_SECONDS:
+            if monotonic() - self._faulted_at < SHOWN_AFTER_SECONDS:
                 return
         elif now == "Running" and self._faulted_at is not None:
             self._shown_state, self._faulted_at = now, None
@@ -283,11 +283,11 @@ class Follower:
                 self._screen.note(f"for details: unbroken explain {self._name}")
 
     def _report_waiting(self) -> None:
-        """Print the reasons why pods are pending, after SLOW_SECONDS."""
+        """Print the reasons why pods are pending, after SHOWN_AFTER_SECONDS."""
         waiting = tuple(wait_lines(self._job, map(pod_summary, self._watched.pods())))
         if waiting != self._waiting:
             self._waiting, self._waiting_at = waiting, monotonic() if waiting else None
-        if self._waiting_at is None or monotonic() - self._waiting_at < SLOW_SECONDS:
+        if self._waiting_at is None or monotonic() - self._waiting_at < SHOWN_AFTER_SECONDS:
             return
         self._waiting_at = None
         for line in waiting:
@@ -296,11 +296,11 @@ class Follower:
             self._screen.note(advice)
 
     async def _change(self) -> None:
-        """Return when an object has changed, or when a fault or wait has lasted SLOW_SECONDS."""
+        """Return when an object has changed, or a fault or wait has lasted SHOWN_AFTER_SECONDS."""
         is_news = self._faulted_at is not None and self._shown_state != "Faulted"
         is_news |= self._waiting_at is not None
         try:
-            async with asyncio.timeout(SLOW_SECONDS if is_news else None):
+            async with asyncio.timeout(SHOWN_AFTER_SECONDS if is_news else None):
                 await self._watched.change()
         except TimeoutError:
             return

@@ -27,13 +27,13 @@ BLOCK_LOOKS, BLOCK_SECONDS = 5, 5.0
 """At least, in one block of which the median counts: a pause in it does not."""
 BLOCKS_MIN, BLOCKS_MAX = 12, 48
 SLOW_FACTOR, WELL_FACTOR = 1.5, 1.25
-SLOW_BLOCKS, SLOW_SECONDS = 6, 30.0
+SLOW_BLOCKS, SLOW_BLOCKS_SECONDS = 6, 30.0
 NEW_LEVEL_SECONDS = 1800.0
 """Seconds after which a changed step time counts as the usual one."""
 LOSSES_MIN, LOSSES_MAX = 32, 64
 SPIKE_LOOKS, CALM_LOOKS = 5, 3
 NEW_LOSS_LOOKS = 600
-WARM_CALLS, WARM_BAD_CALLS, BAD_CALLS = 30, 12, 3
+SCALE_CALLS, SCALE_BAD_CALLS, BAD_CALLS = 30, 12, 3
 """Mixed precision begins with a scale that is too large, and halves it until gradients are
 finite."""
 CHECKPOINTS_MIN, CHECKPOINT_FACTOR, CHECKPOINT_FLOOR_SECONDS = 3, 3.0, 60.0
@@ -83,7 +83,7 @@ class Pace:
 
     def is_slow(self, now: float) -> bool:
         """Persistently slower than it was."""
-        return self.slow >= SLOW_BLOCKS and now - self.slow_since >= SLOW_SECONDS
+        return self.slow >= SLOW_BLOCKS and now - self.slow_since >= SLOW_BLOCKS_SECONDS
 
     def _judge(self, seconds: float, since: float, now: float) -> None:
         if len(self._level) < BLOCKS_MIN:
@@ -175,7 +175,7 @@ class Finiteness:
 
     def is_bad(self, calls: int) -> bool:
         """True if `calls` so far make it bad; the first ones may be bad for long."""
-        return self.bad >= (WARM_BAD_CALLS if calls <= WARM_CALLS else BAD_CALLS)
+        return self.bad >= (SCALE_BAD_CALLS if calls <= SCALE_CALLS else BAD_CALLS)
 
 
 def _first_bad(old: Page, new: Page, bad: int) -> int | None:

@@ -29,7 +29,7 @@ from unbroken.core.patience import (
     START,
     START_GAPS,
     STEP_FLOOR_SECONDS,
-    WARM_CALLS,
+    WARM_UP_CALLS,
     Allowed,
     SignSource,
 )
@@ -81,7 +81,7 @@ WORK_SHARE, WORK_BYTES = 0.1, 64 * 1024.0
 """Cores, bytes a second: more is work.  Threads of libraries in a process that hangs stay below."""
 SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.7, 0.3, 1024.0
 """Whole cores, steadily, with nothing read or written: how NCCL waits."""
-SLOW_SECONDS = 60.0
+SLOW_PHASE_SECONDS = 60.0
 """Seconds without news of the slow phase, after which a phase that is not slow ends the alarm."""
 SILENCES = (Detector.SILENT, Detector.SPINNING)
 _START, _NEW_PHASE = START.allowed(), NEW_PHASE.allowed()
@@ -144,9 +144,9 @@ class RankState:
     def phase(self) -> str:
         """The script's word, else by its steps."""
         page = self._page
-        if page.phase and not 0 < page.calls <= WARM_CALLS:
+        if page.phase and not 0 < page.calls <= WARM_UP_CALLS:
             return page.phase
-        if page.calls > WARM_CALLS:
+        if page.calls > WARM_UP_CALLS:
             return TRAIN
         if page.calls:
             return FIRST_STEP
@@ -303,8 +303,8 @@ class RankState:
 
     def _change_phase(self, old: Page, new: Page) -> None:
         self.hits += 1
-        is_next = new.visit == old.visit + 1 and (old.phase or old.calls > WARM_CALLS)
-        if is_next and not 0 < old.calls <= WARM_CALLS:
+        is_next = new.visit == old.visit + 1 and (old.phase or old.calls > WARM_UP_CALLS)
+        if is_next and not 0 < old.calls <= WARM_UP_CALLS:
             gap = (
                 new.phase_at - max(old.step_at, old.phase_at) - self._step_excuse.take(new.phase_at)
             )
@@ -318,7 +318,7 @@ class RankState:
         start = max(old.step_at, new.phase_at) if new.phase_at <= new.step_at else old.step_at
         seconds = max(0.0, new.step_at - start - self._step_excuse.take(new.step_at))
         phase = self._at_phase(new)
-        if old.calls >= WARM_CALLS:
+        if old.calls >= WARM_UP_CALLS:
             gap = seconds
             if calls > 1 and new.visit_calls > calls:
                 gap = min(gap, new.longest_gap)
@@ -354,7 +354,7 @@ class RankState:
         if pace.is_slow(now):
             self._slow, self._slow_at = pace, now
             self._set(Detector.SLOW, pace.why, now, pace.slow_since)
-        elif pace is self._slow or now - self._slow_at >= SLOW_SECONDS:
+        elif pace is self._slow or now - self._slow_at >= SLOW_PHASE_SECONDS:
             # Another phase at its usual pace says nothing of the one that was slow, while that
             # still comes.
             self._slow = None
@@ -390,7 +390,7 @@ class RankState:
         page = self._page
         if self._source is not SignSource.STEP:
             return self._writes > START_GAPS
-        return (page.calls or page.visit) > WARM_CALLS
+        return (page.calls or page.visit) > WARM_UP_CALLS
 
     def _see_start(self, now: float) -> None:
         if self._is_warm:
@@ -430,7 +430,7 @@ class RankState:
             gap = max(self._page.longest_gap, rhythm.longest_seconds(BY_SIGN[source]))
             allowed = early(gap, self._page.visit_calls)
         if allowed is None:
-            is_new = self._page.phase and self._page.calls > WARM_CALLS
+            is_new = self._page.phase and self._page.calls > WARM_UP_CALLS
             allowed, is_early = (_NEW_PHASE if is_new else _START), True
         if self.is_ending:
             allowed = Allowed(
@@ -500,7 +500,7 @@ class RankState:
         at, limits = self._at_phase(), BY_SIGN[SignSource.STEP]
         longest = at.rhythm.longest_seconds(limits)
         if at.rhythm.is_main:
-            steps = self._page.calls - WARM_CALLS
+            steps = self._page.calls - WARM_UP_CALLS
             patience = by_steps(at.rhythm, longest, steps, self._step_seconds(at))
             if patience is None:
                 return None
