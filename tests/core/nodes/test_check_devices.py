@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -115,8 +116,8 @@ def test_the_slow_lane_to_another_node_is_named() -> None:
 
 
 def together(node: str, speed: float, backend: str = "nccl") -> CheckResult:
-    text = f"{backend}, 8 processes"
-    return CheckResult(node, STRESS, DEVICE_BANDWIDTH, Outcome.PASS, 1.0, text, speed, None, "GB/s")
+    result = CheckResult(node, STRESS, DEVICE_BANDWIDTH, Outcome.PASS, 1.0, "8 processes", speed)
+    return replace(result, unit="GB/s", backend=backend)
 
 
 def test_a_node_whose_devices_are_slow_together_is_named_beside_its_equals() -> None:

@@ -25,7 +25,7 @@ from unbroken.core.nodes.checks.devices import (
     slow_parts,
     slow_text,
 )
-from unbroken.core.nodes.checks.plan import DEVICE_BANDWIDTH, DEVICE_LINKS, DEVICE_SUM
+from unbroken.core.nodes.checks.plan import DEVICE_BANDWIDTH, DEVICE_LINKS, DEVICE_SUM, NCCL
 from unbroken.kube.clock import monotonic
 from unbroken.spec.nodes.kinds import Outcome
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     import torch
 
 
-BYTES = {"nccl": 2**30, "gloo": 16 * 2**20}
+BYTES = {NCCL: 2**30, "gloo": 16 * 2**20}
 """Bytes of an all-reduce. HyperPod's NCCL test goes from 8 B to 2 GiB; its bandwidth no longer
 changes above 1 GiB."""
-EXCHANGE_BYTES = {"nccl": 64 * 2**20, "gloo": 4 * 2**20}
+EXCHANGE_BYTES = {NCCL: 64 * 2**20, "gloo": 4 * 2**20}
 SMALL_BYTES = 8
 PATTERN = 1024
 """Numbers after which what is sent repeats itself."""
@@ -194,7 +194,7 @@ class _Ranks:
 
     @property
     def place(self) -> str:
-        return f"cuda:{self.local}" if self.backend == "nccl" else "cpu"
+        return f"cuda:{self.local}" if self.backend == NCCL else "cpu"
 
     def meet(self) -> None:
         """Wait until all processes are here."""
@@ -233,10 +233,10 @@ def _join(group: DeviceGroup, local: int) -> _Ranks:
         store.set(f"node/{group.node}", f"{group.ranks} {machine}")
     told = [store.get(f"node/{node}").decode().partition(" ") for node in range(group.nodes)]
     machines = {machine for _, _, machine in told}
-    backend = "nccl" if "" not in machines and len(machines) == group.nodes else "gloo"
+    backend = NCCL if "" not in machines and len(machines) == group.nodes else "gloo"
     counts = tuple(int(count) for count, _, _ in told)
     ranks = _Ranks(store, backend, local, group.node, counts)
-    if backend == "nccl":
+    if backend == NCCL:
         torch.cuda.set_device(local)
     else:
         torch.set_num_threads(1)
@@ -387,7 +387,7 @@ class _Taken:
 def _timed(ranks: _Ranks, work: Callable[[], object]) -> _Taken:
     import torch
 
-    if ranks.backend == "nccl":
+    if ranks.backend == NCCL:
         began = monotonic()
         work()
         torch.cuda.synchronize()
@@ -450,7 +450,7 @@ def _judge(found: Sequence[DeviceReport], settings: CheckSettings) -> Iterator[F
     else:
         yield passed(DEVICE_SUM, f"{summary(first)}, every sum right")
     speed = round(min(one.bandwidth for one in found), 4)
-    yield passed(DEVICE_BANDWIDTH, summary(first), speed, "GB/s")
+    yield passed(DEVICE_BANDWIDTH, summary(first), speed, "GB/s", first.backend)
     yield from _links(found, settings)
 
 
@@ -483,7 +483,7 @@ def error_of(found: Sequence[DeviceReport]) -> tuple[str, bool]:
 
 def are_judged(report: DeviceReport, settings: CheckSettings) -> bool:
     """True if the devices can be compared: processes of one processor only seem to be devices."""
-    return report.backend == "nccl" or settings.plants.number("slow-device") is not None
+    return report.backend == NCCL or settings.plants.number("slow-device") is not None
 
 
 def summary(report: DeviceReport) -> str:

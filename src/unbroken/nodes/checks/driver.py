@@ -73,6 +73,7 @@ def _result(
         expected=finding.expected,
         unit=finding.unit,
         peer=pair.peer if pair else "",
+        backend=finding.backend,
     )
 
 

@@ -130,11 +130,15 @@ class Finding:
     measured: float | None = None
     expected: float | None = None
     unit: str = ""
+    backend: str = ""
+    """Backend of torch.distributed that moved the data; empty: no links were measured."""
 
 
-def passed(test: str, message: str = "", measured: float | None = None, unit: str = "") -> Finding:
+def passed(
+    test: str, message: str = "", measured: float | None = None, unit: str = "", backend: str = ""
+) -> Finding:
     """Nothing is wrong."""
-    return Finding(test, Outcome.PASS, message, measured, None, unit)
+    return Finding(test, Outcome.PASS, message, measured, None, unit, backend)
 
 
 def failed(test: str, message: str) -> Finding:

@@ -97,7 +97,7 @@ def _judge(found: Sequence[DeviceReport], peer: str, settings: CheckSettings) ->
     else:
         yield passed(SUM, f"{summary(first)}, every sum right")
     speed = round(min(one.bandwidth for one in found), 4)
-    yield passed(BANDWIDTH, summary(first), speed, "GB/s")
+    yield passed(BANDWIDTH, summary(first), speed, "GB/s", first.backend)
     latency = max(one.latency for one in found)
     yield passed(LATENCY, first.backend, round(latency * 1e6, 1), "us")
     for test, queued in (

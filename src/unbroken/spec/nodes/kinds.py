@@ -212,6 +212,8 @@ class CheckResult:
     unit: str = ""
     peer: str = ""
     """The other node of a pair."""
+    backend: str = ""
+    """Backend of torch.distributed that moved the data; empty: no links were measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,7 @@ NODE_DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "expected": "Limit that the measured value is compared with.",
         "unit": "Unit of the measured value and the limit.",
         "peer": "Second node of a test of two nodes.",
+        "backend": "Backend of a measured link: nccl (between GPUs) or gloo.",
     },
     "NodeRecordSpec": {
         "blame": "Faults that count against the node, oldest first.",

@@ -169,7 +169,7 @@ DEVICE_SUM, DEVICE_BANDWIDTH = "device-all-reduce", "device-bandwidth"
 GPU_PRODUCT = "gpu-product"
 """Name of the result that says why no GPU of a node could be tested."""
 NCCL = "nccl"
-"""First word of the message about a measurement with GPUs."""
+"""Backend of a measurement with GPUs."""
 SLOW_SHARE = 0.5
 """Share of the usual bandwidth of the pairs below which a link is bad.
 
@@ -275,7 +275,7 @@ def _measured(said: Sequence[CheckResult]) -> Measured:
         _queued(said, BANDWIDTH_QUEUED),
         _queued(said, LATENCY_QUEUED),
         "; ".join(dict.fromkeys(slow)),
-        is_nccl=bool(speeds) and all(one.message.startswith(NCCL) for one in speeds),
+        is_nccl=bool(speeds) and all(one.backend == NCCL for one in speeds),
     )
 
 
@@ -427,7 +427,7 @@ def speeds_inside(results: Iterable[CheckResult]) -> dict[str, float]:
     return {
         result.node: result.measured
         for result in results
-        if result.measured is not None and _is_speed(result) and result.message.startswith(NCCL)
+        if result.measured is not None and _is_speed(result) and result.backend == NCCL
     }
 
 
