@@ -24,6 +24,8 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     FaultKind,
+    HistoryCommand,
+    PastIncident,
     Receipt,
     RuleState,
     RuleView,
@@ -97,7 +99,7 @@ def a_report(nproc: int) -> AgentReport:
         reason="WorkerCrash", message="m" * 4000, agent_version="0.1.0",
         progress={"ckpt": {"progressData": "/fsx/step-100", "progressCount": 100}},
         receipts=tuple(Receipt(i, 3, 100, "memory", 0.2, "c" * 16, 2, "s", "0-7") for i in ranks),
-        copies=(1, 2),
+        copies=(1, 2), history=0,
     )  # fmt: skip
 
 
@@ -119,6 +121,7 @@ START = StartCommand(
     {"ckpt": {"progressData": "/fsx/a", "progressCount": 1}}, [{"rank": 0, "data": "x"}],
     "10.0.0.2:8080", ("10.0.0.3:8080",),
 )  # fmt: skip
+HISTORY = HistoryCommand(9, (PastIncident(1, 0, "Signal", "rank 1", "process"),), 1, 2.5, 3)
 REPORT = a_report(2)
 MESSAGES: tuple[bytes, ...] = tuple(
     one.encode()
@@ -130,6 +133,7 @@ MESSAGES: tuple[bytes, ...] = tuple(
         encode_command(StopCommand(3, "ipr", True, 5.0)),
         encode_command(CollectCommand(1, 3, 4.0)),
         encode_command(WarmCommand(("10.0.0.1:8080",))),
+        encode_command(HISTORY),
         json.dumps(start_body(START)),
         json.dumps(status_body(REPORT, Status(transitions={AgentState.INIT: 1.7e9}))),
         json.dumps({"modules": ["os", "torch"]}),

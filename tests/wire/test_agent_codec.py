@@ -18,6 +18,8 @@ from unbroken.wire.agent import (
     AgentState,
     Command,
     FaultKind,
+    HistoryCommand,
+    PastIncident,
     Receipt,
     RuleState,
     RuleView,
@@ -124,6 +126,7 @@ REPORTS = st.builds(
     copies=st.lists(COUNTS, max_size=3).map(tuple),
     imports=st.none() | COUNTS,
     warm=st.none() | WARMTHS,
+    history=st.none() | COUNTS,
 )
 STARTS = st.builds(
     StartCommand,
@@ -157,8 +160,31 @@ def test_reports_survive_the_wire(report: AgentReport) -> None:
 PEERS = st.lists(TEXTS, max_size=WARM_PEERS_MAX).map(tuple)
 
 
-@given(STARTS | STOPS | st.just(ShutdownCommand()) | PEERS.map(WarmCommand))
-def test_commands_survive_the_wire(command: Command | WarmCommand) -> None:
+HISTORIES = st.builds(
+    HistoryCommand,
+    version=COUNTS,
+    incidents=st.lists(
+        st.builds(
+            PastIncident,
+            number=COUNTS,
+            attempt=COUNTS,
+            fault=TEXTS,
+            culprit=TEXTS,
+            remedy=TEXTS,
+            seconds=st.none() | TIMES,
+            steps_lost=st.none() | COUNTS,
+        ),
+        max_size=3,
+    ).map(tuple),
+    restarts=COUNTS,
+    seconds_lost=TIMES,
+    steps_lost=COUNTS,
+    goodput=st.none() | st.floats(0, 1),
+)
+
+
+@given(STARTS | STOPS | st.just(ShutdownCommand()) | PEERS.map(WarmCommand) | HISTORIES)
+def test_commands_survive_the_wire(command: Command | WarmCommand | HistoryCommand) -> None:
     assert decode_command(encode_command(command)) == command
 
 

@@ -57,6 +57,7 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     Command,
+    HistoryCommand,
     PeerAnswer,
     PeerQuestion,
     Request,
@@ -277,6 +278,8 @@ class Driver:
                 self._collect(request, answer)
             case WarmCommand():
                 self._warm(request)
+            case HistoryCommand():
+                self._conversation.history = request
 
     def _collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers of an attempt, and answer within the command's time."""
@@ -372,7 +375,8 @@ class Driver:
         count = None if known is None else len(known)
         whole = self._conversation.snapshots.add_to(report)
         away, warm = self._peers.unreached, self._processes.warm()
-        return replace(whole, imports=count, unreached=away, warm=warm)
+        history = self._conversation.history_version()
+        return replace(whole, imports=count, unreached=away, warm=warm, history=history)
 
     def status(self) -> Status:
         """Return the rest of the documented status."""

@@ -41,6 +41,8 @@ LINES_MAX = 64
 """Lines of one fault; an agent sends 24."""
 RECEIPT_CHARACTERS = 256
 """Characters of each text of a receipt."""
+HISTORY_MAX, PAST_CHARACTERS = 50, 400
+"""Incidents in a `HistoryCommand`, and characters of each of their texts."""
 AGENT_ID_CHARACTERS = 128
 """Characters of an agent's id; an id of this project's agent has 32."""
 HEARTBEAT_SECONDS = 1.0
@@ -306,7 +308,40 @@ class WarmCommand:
     """`host:port` of agents that know the modules (`IMPORTS_PATH`), best first."""
 
 
-Request = CollectCommand | WarmCommand
+@dataclass(frozen=True, slots=True)
+class PastIncident:
+    """A closed incident, as an experiment tracker shows it; its texts are without secrets."""
+
+    number: Natural
+    attempt: Natural
+    """The attempt that broke."""
+    fault: Annotated[str, Meta(max_length=PAST_CHARACTERS)]
+    culprit: Annotated[str, Meta(max_length=PAST_CHARACTERS)]
+    """Rank, pod, node and error of the culprit, in one line."""
+    remedy: Annotated[str, Meta(max_length=PAST_CHARACTERS)]
+    seconds: Amount | None = None
+    """Seconds that it has cost; None: not known."""
+    steps_lost: Natural | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryCommand:
+    """Keep the job's incidents for a worker that asks for them (`worker.track`)."""
+
+    version: Natural
+    """Another one for other incidents; never 0."""
+    incidents: Annotated[tuple[PastIncident, ...], Meta(max_length=HISTORY_MAX)]
+    """The newest incidents, oldest first."""
+    restarts: Natural
+    """Number of restarts so far, those of older incidents included."""
+    seconds_lost: Amount
+    """Seconds that all faults have cost."""
+    steps_lost: Natural
+    goodput: Amount | None = None
+    """Share of the time in which the job made progress, from 0 to 1; None: not known."""
+
+
+Request = CollectCommand | WarmCommand | HistoryCommand
 """Sent once, to an agent that is linked; it may be lost."""
 
 
@@ -402,6 +437,9 @@ class AgentReport:
     unreached: Annotated[str, Meta(max_length=ADDRESS_CHARACTERS)] = ""
     """Address of its parent among the agents of the attempt that it cannot connect
     to; empty: it can, or has no parent."""
+    history: Natural | None = None
+    """Version of the HistoryCommand that it has; 0: it has none, and a worker has asked. None: no
+    worker has asked."""
 
 
 ANSWER_BYTES_MAX = 4096

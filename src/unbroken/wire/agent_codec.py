@@ -22,6 +22,7 @@ from .agent import (
     IMPORTS_MAX,
     AgentReport,
     Beat,
+    HistoryCommand,
     Renewal,
     ShutdownCommand,
     StartCommand,
@@ -240,6 +241,7 @@ FRAMES: Mapping[type[ToAgent | Renewal], Frame] = {
     ShutdownCommand: Frame("shutdown", asdict, lambda value: ShutdownCommand()),
     CollectCommand: Frame("collect", asdict, partial(read, CollectCommand, name="collect")),
     WarmCommand: Frame("warm", asdict, partial(read, WarmCommand, name="warm")),
+    HistoryCommand: Frame("history", asdict, partial(read, HistoryCommand, name="history")),
     Renewal: Frame("renewal", asdict, partial(read, Renewal, name="renewal")),
 }
 _FRAMES_BY_TYPE = {frame.type: frame for frame in FRAMES.values()}

@@ -74,6 +74,10 @@ RECEIPT = "receipt"
 """Ours: `name`, `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`, `saved_attempt`, and
 `replicas` as ranges; not answered."""
 
+HISTORY = "history"
+"""Ours: a question for the job's incidents, and its answer: `version` (0: the operator has told
+none), and then the fields of `wire.agent.HistoryCommand`."""
+
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """Return a frame."""

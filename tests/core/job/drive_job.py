@@ -70,6 +70,7 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     FaultKind,
+    HistoryCommand,
     WarmCommand,
     WorkerFault,
     WorkerReport,
@@ -457,6 +458,8 @@ def _words(effect: JobEffect) -> tuple[str, str, str]:
             return "stop", _name(pod), f"in {command.attempt}{keep}{gently}"
         case AskAgent(pod, WarmCommand(peers)):
             return "warm", _name(pod), f"by={'/'.join(peers)}"
+        case AskAgent(pod, HistoryCommand(incidents=incidents)):
+            return "tell", _name(pod), f"incidents={len(incidents)}"
         case AskAgent(pod, CollectCommand(samples_per_second=samples)):
             return "sample" if samples else "look", _name(pod), ""
         case CreatePod(name, _, _, avoid):

@@ -8,7 +8,7 @@ from the connection, whatever its `local_rank`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from unbroken.agent.snapshots.messages import SnapshotMessages
@@ -25,7 +25,7 @@ from unbroken.core.agent.events import (
 from unbroken.core.snapshots.checkpoint_steps import CheckpointSteps
 from unbroken.log_lines import Log
 from unbroken.wire import ipc
-from unbroken.wire.agent import StartCommand
+from unbroken.wire.agent import HistoryCommand, StartCommand
 
 from .ipc import Connection, WorkerSocket
 
@@ -69,6 +69,10 @@ class Conversation:
     snapshots: SnapshotMessages
     rank_labels: dict[str, str] = field(default_factory=dict)
     asked_mode: str = ""
+    history: HistoryCommand | None = None
+    """The newest history of the job; None: the operator has sent none."""
+    is_history_asked: bool = False
+    """True if a worker has asked for it."""
     handlers: dict[str, Handler] = field(default_factory=dict)
     _reports: dict[int, _WorkerReports] = field(default_factory=dict)
     _steps: CheckpointSteps = field(default_factory=CheckpointSteps)
@@ -90,6 +94,7 @@ class Conversation:
             ipc.CHECKPOINT_INIT: self._checkpoint_init,
             ipc.CHECKPOINT_UPDATE: self._checkpoint_update,
             ipc.CHECKPOINT_GET: self._checkpoint_get,
+            ipc.HISTORY: self._send_history,
             **self.snapshots.handlers,
         }
         self._socket = WorkerSocket(self.workers, self)
@@ -256,6 +261,18 @@ class Conversation:
         prefix = self._prefixes.get((connection, client))
         path = None if prefix is None else self._steps.path(prefix)
         connection.send({"type": ipc.CHECKPOINT_GET, "client_id": client, "path": path})
+
+    def _send_history(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        self.is_history_asked = True
+        known = {"version": 0} if self.history is None else asdict(self.history)
+        client = message["client_id"]
+        connection.send({"type": ipc.HISTORY, "client_id": client, **known})
+
+    def history_version(self) -> int | None:
+        """Return the version of the history for reports; None: no worker has asked for it."""
+        if not self.is_history_asked:
+            return None
+        return 0 if self.history is None else self.history.version
 
     def _report_progress(self) -> None:
         self.feed(CheckpointsReported(self._steps.progress()))

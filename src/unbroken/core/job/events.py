@@ -296,7 +296,7 @@ class AskAgent:
     """Send an agent a request.
 
     A CollectCommand is answered by `EvidenceReceived`, or not at all. The result of a WarmCommand
-    is in the agent's reports.
+    and the version of a HistoryCommand are in the agent's reports.
     """
 
     pod: PodUid

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unbroken.core.job.record.conditions import ENDS
+from unbroken.core.job.record.history import History
 from unbroken.core.job.record.receipts import Receipts
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Recovery
@@ -82,6 +83,7 @@ class Job:
         self._hangs = Hangs(self.state)
         self._stalls = Stalls(self.state)
         self._receipts = Receipts(self.state)
+        self._history = History(self.state)
         self._spares = Spares(self.state)
         self._leases = Leases(self.state)
         self._waits = Waits(self.state)
@@ -176,6 +178,7 @@ class Job:
         """Tell what this step has led to, and resume a job whose old pods are gone."""
         self._receipts.advance(now)
         self.state.commands += self._spares.advance(now)
+        self.state.commands += self._history.advance(now)
         self._stalls.close()
         self._resume_if_clean(now)
         self._waits.advance(now)
@@ -397,6 +400,7 @@ class Job:
         if not member.accept(report):
             return
         self._spares.note_imports(before, report, was_away, now)
+        self._history.note(member)
         state.lost.pop(uid, None)
         for attempt in (report.newest_attempt, report.attempt):
             if attempt is not None and attempt > state.newest_seen:

@@ -25,6 +25,7 @@ from unbroken.sim.schedule import EPOCH, Alarm, Schedule
 from unbroken.wire.agent import (
     AgentReport,
     Command,
+    HistoryCommand,
     PeerAnswer,
     PeerQuestion,
     Request,
@@ -372,6 +373,8 @@ class Agent:
                 self._collect(request, answer)
             case WarmCommand():
                 self._warm(request)
+            case HistoryCommand():
+                raise AssertionError("no worker of the simulation asks for it")
 
     def _warm(self, command: WarmCommand) -> None:
         """Ask others what workers import."""

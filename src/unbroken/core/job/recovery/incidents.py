@@ -181,6 +181,8 @@ class Incidents:
         """Time of the newest restart request that led to an incident."""
         self.closed: dict[int, Incident] = {}
         """Closed incidents that are kept, by number."""
+        self.revision = 0
+        """Raised by each change of a closed incident."""
         self._numbers = set[int]()
         self._seen: set[tuple[str, int | None, str]] = set()
         self._is_dirty = False
@@ -255,6 +257,7 @@ class Incidents:
             amended = replace(self.closed[number], **changes)  # type: ignore[arg-type]
             if amended != self.closed[number]:
                 self.closed[number] = amended
+                self.revision += 1
                 return [WriteIncident(writable(amended))]
         return []
 
@@ -281,6 +284,7 @@ class Incidents:
 
     def _count(self, incident: Incident) -> None:
         self.closed[incident.number] = incident
+        self.revision += 1
         fault, node = incident.culprit.fault, incident.culprit.node
         if node and fault not in UNCHARGED:
             self.offences[NodeName(node)] += 1
