@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env frameworks-env demo-ray
+.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env frameworks-env trackers-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -42,7 +42,7 @@ test-kube: setup
 	@$(RUN_TIER) kube
 	@UNBROKEN_E2E=real $(BIN)/python -m pytest -rs -m "not heavy" $(if $(ALL),$(JOB_PATH),tests/e2e/test_job_workers.py)
 
-# Ray, and frameworks of training, in environments of their own (`make ray-env frameworks-env`).
+# Ray, and frameworks of training, in environments of their own (`make ray-env frameworks-env trackers-env`).
 test-frameworks: setup
 	@$(BIN)/python -m pytest --complete --tier frameworks
 
@@ -151,6 +151,15 @@ $(FRAMEWORKS_ENV)/.done: tools/frameworks-requirements.txt
 	@echo "installing frameworks of training in $(FRAMEWORKS_ENV) (once, some minutes) ..."
 	@$(PYTHON) -m venv $(FRAMEWORKS_ENV)
 	@$(FRAMEWORKS_ENV)/bin/pip install --quiet --disable-pip-version-check --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
+	@touch $@
+
+TRACKERS_ENV ?= .trackers-env
+trackers-env: $(TRACKERS_ENV)/.done
+
+$(TRACKERS_ENV)/.done: tools/trackers-requirements.txt
+	@echo "installing MLflow and Weights & Biases in $(TRACKERS_ENV) (once, a minute) ..."
+	@$(PYTHON) -m venv $(TRACKERS_ENV)
+	@$(TRACKERS_ENV)/bin/pip install --quiet --disable-pip-version-check --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
 	@touch $@
 
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.

@@ -9,7 +9,7 @@ A test belongs to exactly one tier. `tier_of` decides by its markers and its fol
 | kube | make test-kube | a real control plane |
 | clients | make test-clients | programs of others, and the commands of the documents |
 | attack | make test-attack | floods and long fuzzing |
-| frameworks | make test-frameworks | Ray, Trainers and Accelerate in environments of their own |
+| frameworks | make test-frameworks | Ray, Trainers, trackers, in environments of their own |
 | nodes | make test-nodes | real kubelets and containers |
 | gpu | make test-gpu | GPUs of this machine |
 
@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[1]
 FRAMEWORKS_ENV = Path(
     os.environ.get("UNBROKEN_FRAMEWORKS_ENV") or ROOT / ".frameworks-env"
 ).absolute()
+TRACKERS_ENV = Path(os.environ.get("UNBROKEN_TRACKERS_ENV") or ROOT / ".trackers-env").absolute()
 CONTROL_PLANE = {"etcd": "etcd-server", "zstd": "zstd", "openssl": "openssl"}
 REAL_NODES = {
     **CONTROL_PLANE,
@@ -129,6 +130,9 @@ def _frameworks() -> str | None:
     if not (FRAMEWORKS_ENV / "bin/accelerate").exists():
         what = f"make test-frameworks needs Trainers and Accelerate in {FRAMEWORKS_ENV}"
         return f"{what}: make frameworks-env, or set UNBROKEN_FRAMEWORKS_ENV"
+    if not (TRACKERS_ENV / "bin/mlflow").exists():
+        what = f"make test-frameworks needs MLflow and Weights & Biases in {TRACKERS_ENV}"
+        return f"{what}: make trackers-env, or set UNBROKEN_TRACKERS_ENV"
     return None
 
 

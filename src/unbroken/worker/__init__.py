@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from unbroken.worker.loading.data import data
     from unbroken.worker.restart.restartable import RankLost, restartable
     from unbroken.worker.snapshot.snapshot import Snapshot
+    from unbroken.worker.tracking.run import track
 
 __all__ = [
     "Context",
@@ -67,6 +68,7 @@ __all__ = [
     "phase",
     "progress",
     "restartable",
+    "track",
 ]
 
 _ELSEWHERE = {
@@ -77,6 +79,7 @@ _ELSEWHERE = {
     "Snapshot": "snapshot.snapshot",
     "StorageReader": "checkpointing.torch_storage",
     "StorageWriter": "checkpointing.torch_storage",
+    "track": "tracking.run",
 }
 """Names that are imported when they are used first, so that the rest costs no more than it did."""
 

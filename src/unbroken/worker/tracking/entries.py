@@ -1,0 +1,62 @@
+"""What is written into a run, and what a tracker must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+PREFIX = "unbroken."
+"""Begins the names of our tags and metrics."""
+
+
+class Refused(Exception):
+    """The tracker does not take this, now or later."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One call of `log`."""
+
+    number: int
+    """Number of the call in this process, from 0."""
+    step: int
+    at: float
+    """Seconds since the epoch."""
+    attempt: int
+    metrics: dict[str, float]
+
+
+class Tracker(Protocol):
+    """One run in a tracker. All but `activate` and `deactivate` are called by the writing thread,
+    and raise what the tracker raises: it is tried again, unless it is Refused."""
+
+    def __init__(
+        self,
+        library: ModuleType,
+        key: str,
+        project: str,
+        name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+    ) -> None:
+        """Take the values; `key` is the run's identity, empty: the run is a new one."""
+
+    def open(self) -> str:
+        """Find the run, or begin it; return its ID."""
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write metrics. Raises Refused."""
+
+    def describe(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+
+    def close(self, has_failed: bool) -> None:
+        """End the run."""
+
+    def activate(self) -> None:
+        """Make it the run of the library's own functions, in the calling thread."""
+
+    def deactivate(self, has_failed: bool) -> None:
+        """End what `activate` has begun."""

@@ -1,0 +1,234 @@
+"""A run of a tracker: what is written into it, in which order, and what is lost with an outage.
+
+The trackers are recorders; tests/e2e/test_trackers.py has MLflow and Weights & Biases themselves.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from unbroken.errors import SpecError
+from unbroken.worker.tracking.entries import Entry, Refused
+from unbroken.worker.tracking.history import story
+from unbroken.worker.tracking.run import ENTRIES_MAX, Writer, track
+
+
+class Recorder:
+    """A tracker that keeps what it is given, or is away."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.refused: set[int] = set()
+        """Steps that it refuses."""
+        self.steps: list[int] = []
+        self.metrics: list[dict[str, float]] = []
+        self.tags: dict[str, str] = {}
+        self.ends: list[bool] = []
+        self.opened = 0
+
+    def open(self) -> str:
+        self._answer()
+        self.opened += 1
+        return "run-1"
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        self._answer()
+        if self.refused & {entry.step for entry in entries}:
+            raise Refused("a name that it does not take")
+        self.steps += [entry.step for entry in entries]
+        self.metrics += [entry.metrics for entry in entries]
+
+    def describe(self, tags: Mapping[str, str]) -> None:
+        self._answer()
+        self.tags |= tags
+
+    def close(self, has_failed: bool) -> None:
+        self._answer()
+        self.ends.append(has_failed)
+
+    def activate(self) -> None:
+        raise AssertionError("no test asks for it")
+
+    def deactivate(self, has_failed: bool) -> None:
+        raise AssertionError("no test asks for it")
+
+    def _answer(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def writer(tracker: Recorder, told: Sequence[Mapping[str, Any]] = ()) -> Writer:
+    """Return a writer without its thread; `told` is what the agent says, one after the other."""
+    answers = iter(told)
+    return Writer(tracker, lambda: next(answers, None))  # type: ignore[arg-type]
+
+
+def incident(number: int, **changes: object) -> dict[str, object]:
+    """Return an incident as the agent tells it."""
+    found = {"number": number, "attempt": number - 1, "fault": "SIGKILL", "remedy": "process"}
+    return {**found, "culprit": "rank 1, node n1: SIGKILL", "seconds": 1.25, **changes}
+
+
+def told(version: int, *incidents: Mapping[str, object]) -> dict[str, object]:
+    """Return an agent's answer."""
+    sums = {"restarts": len(incidents), "seconds_lost": 2.5, "steps_lost": 3, "goodput": 0.75}
+    return {"version": version, "incidents": list(incidents), **sums}
+
+
+def test_steps_are_written_in_order_and_the_first_has_the_attempt() -> None:
+    tracker = Recorder()
+    run = writer(tracker)
+    for step in range(3):
+        run.add(step, {"loss": 1 / (step + 1)})
+    run.flush()
+    run.add(3, {"loss": 0.1})
+    run.flush()
+    assert tracker.steps == [0, 1, 2, 3]
+    assert [one.get("unbroken.attempt") for one in tracker.metrics] == [0.0, None, None, None]
+    assert (run.id, tracker.opened) == ("run-1", 1)
+
+
+def test_a_step_that_is_repeated_after_a_restart_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tracker = Recorder()
+    run = writer(tracker)
+    run.add(8, {"loss": 0.8})
+    run.add(9, {"loss": 0.9})
+    monkeypatch.setenv("JOB_RESTART_COUNT", "1")
+    run.add(8, {"loss": 0.81})
+    run.flush()
+    assert tracker.steps == [8, 9, 8]
+    assert tracker.metrics[2] == {"loss": 0.81, "unbroken.attempt": 1.0}
+
+
+def test_a_tracker_that_is_away_costs_the_oldest_steps_and_the_run_says_how_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker = Recorder()
+    run = writer(tracker)
+    tracker.error = ConnectionError("refused")
+    for step in range(ENTRIES_MAX + 5):
+        run.add(step, {"loss": 0.0})
+        if step % 4000 == 0:
+            with pytest.raises(ConnectionError):
+                run.flush()
+    tracker.error = None
+    run.flush()
+    run.flush()
+    assert tracker.steps == list(range(5, ENTRIES_MAX + 5))
+    assert tracker.tags == {"unbroken.steps_not_written": "5"}
+    assert [one.getMessage() for one in caplog.records if "count=5" in one.getMessage()] == [
+        "unbroken.worker: metrics lost: the tracker was away, slow, or refused count=5"
+    ]
+
+
+def test_what_could_not_be_written_is_written_before_what_came_later() -> None:
+    tracker = Recorder()
+    run = writer(tracker)
+    run.add(0, {"loss": 0.0})
+    run.flush()
+    tracker.error = TimeoutError()
+    run.add(1, {"loss": 0.0})
+    with pytest.raises(TimeoutError):
+        run.flush()
+    run.add(2, {"loss": 0.0})
+    tracker.error = None
+    run.flush()
+    assert tracker.steps == [0, 1, 2]
+    assert tracker.tags == {}
+
+
+def test_a_step_that_the_tracker_refuses_costs_no_other() -> None:
+    tracker = Recorder()
+    tracker.refused = {1}
+    run = writer(tracker)
+    for step in range(3):
+        run.add(step, {"loss": 0.0})
+    run.flush()
+    assert tracker.steps == [0, 2]
+    assert tracker.tags == {"unbroken.steps_not_written": "1"}
+
+
+def test_values_that_are_no_numbers_are_left_out_and_the_others_are_kept() -> None:
+    tracker = Recorder()
+    run = writer(tracker)
+    run.add(0, {"loss": 1, "name": "a"})  # type: ignore[dict-item]
+    run.add("no step", {"loss": 2})  # type: ignore[arg-type]
+    run.flush()
+    assert tracker.metrics == [{"loss": 1.0, "unbroken.attempt": 0.0}]
+
+
+def test_incidents_become_tags_and_goodput_a_metric_once_for_each_version() -> None:
+    tracker = Recorder()
+    first, second = told(7, incident(1)), told(9, incident(1, steps_lost=2), incident(2))
+    run = writer(tracker, [told(0), first, first, second])
+    run.add(41, {"loss": 0.5})
+    for _ in range(4):
+        run.flush(is_last=True)
+    assert tracker.tags["unbroken.incident.1"] == (
+        "attempt 0: rank 1, node n1: SIGKILL; remedy process; 1.2 s lost; 2 steps repeated"
+    )
+    assert tracker.tags["unbroken.restarts"] == "2"
+    assert tracker.tags["unbroken.last_fault"] == "SIGKILL"
+    written = [one for one in tracker.metrics if "unbroken.goodput" in one]
+    assert [one["unbroken.restarts"] for one in written] == [1.0, 2.0]
+    assert written[1]["unbroken.goodput"] == 0.75
+    assert tracker.steps == [41, 41, 41]
+
+
+def test_the_end_waits_for_the_incident_that_led_to_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JOB_RESTART_COUNT", "2")
+    tracker = Recorder()
+    run = writer(tracker, [told(0), told(7, incident(1)), told(9, incident(1), incident(2))])
+    run.add(41, {"loss": 0.5})
+    run.flush(is_last=True)
+    assert tracker.tags["unbroken.restarts"] == "2"
+
+
+@pytest.mark.parametrize("answer", [{}, {"version": 0}, {"version": "1", "incidents": {}}, told(3)])
+def test_an_agent_without_incidents_changes_nothing(answer: Mapping[str, object]) -> None:
+    assert story(answer) is None
+
+
+def test_an_incident_whose_cost_is_not_known_says_nothing_of_it() -> None:
+    found = story(told(1, incident(1, seconds=None)))
+    assert found is not None
+    assert found.tags["unbroken.incident.1"].endswith("SIGKILL; remedy process")
+
+
+def test_the_end_is_written_after_all_steps() -> None:
+    tracker = Recorder()
+    run = writer(tracker)
+    run.add(0, {"loss": 0.0})
+    run.flush(is_last=True)
+    assert (tracker.steps, tracker.ends) == ([0], [False])
+
+
+def test_another_module_is_refused() -> None:
+    with pytest.raises(SpecError, match="takes the module mlflow or wandb"):
+        track(sys)
+
+
+def test_another_rank_than_0_has_no_run_and_asks_nothing_of_the_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with track(types.ModuleType("mlflow"), name="another rank") as run:
+        run.log(0, loss=0.5)
+        assert run.id is None
+        assert run.activate(0.0) is False
+
+
+def test_the_library_is_imported_by_the_script_alone() -> None:
+    code = "import sys, unbroken.worker.tracking.run; print({'mlflow', 'wandb'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
