@@ -125,10 +125,186 @@ NODES = (
     ),
     Panel("Keys that wait", "unbroken_queue_waiting", "{{queue}}", width=12),
 )
-DASHBOARDS: Mapping[str, tuple[str, tuple[Panel, ...], tuple[str, ...]]] = {
-    "training": ("unbroken: training", TRAINING, ("namespace", "job")),
-    "nodes": ("unbroken: nodes and operator", NODES, ()),
+TRAINING_JOB = 'namespace=~"$namespace",job_name=~"$job"'
+RECOVERY = (
+    Panel("Uptime", f"training_uptime_percentage{{{TRAINING_JOB}}}", "{{job_name}}", "percent"),
+    Panel(
+        "Downtime by faults",
+        f"training_auto_restart_downtime_ms{{{TRAINING_JOB}}}",
+        "{{job_name}}",
+        "ms",
+    ),
+    Panel("Faults", f"training_fault_count{{{TRAINING_JOB}}}", "{{job_name}}", kind="stat"),
+    Panel(
+        "Recoveries, automatic",
+        f"training_auto_recovery_count{{{TRAINING_JOB}}}",
+        "{{job_name}}",
+        kind="stat",
+    ),
+    Panel(
+        "Recoveries, asked for",
+        f"training_manual_recovery_count{{{TRAINING_JOB}}}",
+        "{{job_name}}",
+        kind="stat",
+    ),
+    Panel(
+        "Faults by class",
+        f"sum by (fault_type) (training_fault_type_count{{{TRAINING_JOB}}})",
+        "{{fault_type}}",
+        kind="piechart",
+    ),
+    Panel(
+        "Time lost by class of the fault",
+        f"training_fault_recovery_time_ms{{{TRAINING_JOB}}}",
+        "{{job_name}}: {{fault_type}}",
+        "ms",
+        width=12,
+    ),
+    Panel(
+        "Restarts by their length",
+        f"sum by (le) (hyperpod_training_operator_jobs_restart_latency{{{DOCUMENTED}}})",
+        "up to {{le}} s",
+        kind="bargauge",
+        width=12,
+    ),
+    Panel(
+        "Faults by the time to their detection",
+        f"sum by (le) (hyperpod_training_operator_jobs_fault_detection_latency{{{DOCUMENTED}}})",
+        "up to {{le}} s",
+        kind="bargauge",
+        width=12,
+    ),
+    Panel(
+        "Stages of a recovery, 95th percentile",
+        "histogram_quantile(0.95, sum by (stage, le) "
+        "(rate(unbroken_recovery_stage_seconds_bucket[$__rate_interval])))",
+        "{{stage}}",
+        "s",
+        width=12,
+    ),
+)
+
+GPU = 'Hostname=~"$node"'
+HARDWARE = (
+    Panel("Use of GPUs", f"DCGM_FI_DEV_GPU_UTIL{{{GPU}}}", "{{Hostname}} {{gpu}}", "percent"),
+    Panel("Memory of GPUs", f"DCGM_FI_DEV_FB_USED{{{GPU}}}", "{{Hostname}} {{gpu}}", "decmbytes"),
+    Panel("Temperature", f"DCGM_FI_DEV_GPU_TEMP{{{GPU}}}", "{{Hostname}} {{gpu}}", "celsius"),
+    Panel("Power", f"DCGM_FI_DEV_POWER_USAGE{{{GPU}}}", "{{Hostname}} {{gpu}}", "watt"),
+    Panel("Clock", f"DCGM_FI_DEV_SM_CLOCK{{{GPU}}} * 1e6", "{{Hostname}} {{gpu}}", "hertz"),
+    Panel(
+        "Use of GPUs by pod",
+        f'avg by (namespace, pod) (DCGM_FI_DEV_GPU_UTIL{{{GPU},pod!=""}})',
+        "{{namespace}}/{{pod}}",
+        "percent",
+    ),
+    Panel("Latest XID", f"DCGM_FI_DEV_XID_ERRORS{{{GPU}}}", "{{Hostname}} {{gpu}}", kind="stat"),
+    Panel(
+        "Uncorrected memory errors",
+        f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{{{GPU}}}",
+        "{{Hostname}} {{gpu}}",
+    ),
+    Panel(
+        "Faults that were recorded",
+        "sum by (node, fault) (unbroken_node_faults_total)",
+        "{{node}}: {{fault}}",
+        kind="bargauge",
+    ),
+    Panel(
+        "Processors",
+        '1 - avg by (instance) (rate(node_cpu_seconds_total{mode="idle"}[$__rate_interval]))',
+        "{{instance}}",
+        "percentunit",
+    ),
+    Panel(
+        "Memory",
+        "1 - node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes",
+        "{{instance}}",
+        "percentunit",
+    ),
+    Panel(
+        "File systems",
+        "1 - node_filesystem_avail_bytes / node_filesystem_size_bytes",
+        "{{instance}} {{mountpoint}}",
+        "percentunit",
+    ),
+    Panel(
+        "Disks",
+        "sum by (instance) (rate(node_disk_read_bytes_total[$__rate_interval]) "
+        "+ rate(node_disk_written_bytes_total[$__rate_interval]))",
+        "{{instance}}",
+        "Bps",
+    ),
+    Panel(
+        "Network",
+        "sum by (instance) "
+        '(rate(node_network_receive_bytes_total{device!="lo"}[$__rate_interval]))',
+        "{{instance}}",
+        "Bps",
+    ),
+    Panel(
+        "InfiniBand and EFA",
+        "sum by (instance) "
+        "(rate(node_infiniband_port_data_received_bytes_total[$__rate_interval])) "
+        "or sum by (instance) (rate(node_amazonefa_rx_bytes[$__rate_interval]))",
+        "{{instance}}",
+        "Bps",
+    ),
+)
+
+OTHER = 'kind=~"$kind",namespace=~"$namespace",job=~"$job"'
+OTHER_JOBS = (
+    Panel(
+        "Jobs",
+        'sum by (kind, state) (unbroken_resumed_jobs{kind=~"$kind"})',
+        "{{kind}}: {{state}}",
+        kind="stat",
+        width=12,
+    ),
+    Panel(
+        "Not running again after a loss",
+        f"unbroken_resumed_job_loss_open{{{OTHER}}}",
+        "{{kind}} {{namespace}}/{{job}}",
+        kind="stat",
+        width=12,
+    ),
+    Panel(
+        "Restarts", f"unbroken_resumed_job_restarts{{{OTHER}}}", "{{kind}} {{namespace}}/{{job}}"
+    ),
+    Panel(
+        "Restarts that are left",
+        f"unbroken_resumed_job_restarts_max{{{OTHER}}} - unbroken_resumed_job_restarts{{{OTHER}}}",
+        "{{kind}} {{namespace}}/{{job}}",
+    ),
+    Panel(
+        "Downtime by losses",
+        f"unbroken_resumed_job_lost_seconds{{{OTHER}}}",
+        "{{kind}} {{namespace}}/{{job}}",
+        "s",
+    ),
+    Panel(
+        "Time until a job ran again, mean",
+        "sum by (kind) (unbroken_resumed_job_restart_seconds_sum) "
+        "/ sum by (kind) (unbroken_resumed_job_restart_seconds_count)",
+        "{{kind}}",
+        "s",
+        width=12,
+    ),
+)
+
+_JOBS = {name: f"label_values(unbroken_job_restarts, {name})" for name in ("namespace", "job")}
+_OTHERS = {
+    name: f"label_values(unbroken_resumed_job_restarts, {name})"
+    for name in ("kind", "namespace", "job")
 }
+_NODES = {"node": "label_values(unbroken_node_gpus_readable, node)"}
+DASHBOARDS: Mapping[str, tuple[str, tuple[Panel, ...], Mapping[str, str]]] = {
+    "training": ("unbroken: training", TRAINING, _JOBS),
+    "recovery": ("unbroken: recovery", RECOVERY, _JOBS),
+    "nodes": ("unbroken: nodes and operator", NODES, {}),
+    "hardware": ("unbroken: GPUs and systems of nodes", HARDWARE, _NODES),
+    "other-jobs": ("unbroken: jobs of other kinds", OTHER_JOBS, _OTHERS),
+}
+"""Name -> title, panels, and variables with the query of their values."""
 
 
 def dashboard(name: str) -> dict[str, Any]:
@@ -141,7 +317,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "schemaVersion": SCHEMA,
         "refresh": "30s",
         "time": {"from": "now-24h", "to": "now"},
-        "templating": {"list": [_source(), *(_variable(one) for one in variables)]},
+        "templating": {"list": [_source(), *map(_variable, variables, variables.values())]},
         "panels": _placed(panels),
     }
 
@@ -150,12 +326,12 @@ def _source() -> dict[str, Any]:
     return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
 
 
-def _variable(name: str) -> dict[str, Any]:
+def _variable(name: str, query: str) -> dict[str, Any]:
     return {
         "name": name,
         "type": "query",
         "datasource": {"type": "prometheus", "uid": "$source"},
-        "query": f"label_values(unbroken_job_restarts, {name})",
+        "query": query,
         "refresh": 2,
         "multi": True,
         "includeAll": True,

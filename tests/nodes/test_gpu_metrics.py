@@ -57,6 +57,9 @@ def test_gpus_that_cannot_be_read_have_no_series() -> None:
     metrics.sampled("n1", GpuSample(problem="NVML does not answer"), {})
     assert value(registry, "DCGM_FI_DEV_GPU_UTIL", Hostname="n1") is None
     assert value(registry, "unbroken_node_gpus_readable", node="n1") == 0
+    metrics.sampled("n1", GpuSample(problem="there is no driver", has_driver=False), {})
+    assert value(registry, "unbroken_node_gpus_readable", node="n1") is None
+    metrics.sampled("n1", GpuSample(), {})
     metrics.node_gone("n1")
     assert value(registry, "unbroken_node_gpus_readable", node="n1") is None
 

@@ -118,7 +118,8 @@ class GpuMetrics(Collector):
         """Return the latest looks."""
         readable = GaugeMetricFamily(
             "unbroken_node_gpus_readable",
-            "1 if the latest look at the node's GPUs had an answer, else 0.",
+            "1 if the latest look at the node's GPUs had an answer, else 0; absent if there is "
+            "no driver.",
             labels=("node",),
         )
         faults = CounterMetricFamily(
@@ -128,7 +129,8 @@ class GpuMetrics(Collector):
         )
         fields = {name: Metric(name, text, "unknown") for name, text in FIELDS.items()}
         for node, known in sorted(self._nodes.items()):
-            readable.add_metric((node,), not known.sample.problem)
+            if known.sample.has_driver:
+                readable.add_metric((node,), not known.sample.problem)
             for (name, action), count in sorted(known.faults.items()):
                 faults.add_metric((node, name, action), count)
             for gpu in known.sample.shown:

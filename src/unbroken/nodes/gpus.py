@@ -37,7 +37,8 @@ class GpuEyes:
     async def look(self) -> GpuSample:
         """Return NVML's readings now; a sample with a problem if there are none."""
         if not self._is_there():
-            return GpuSample(problem=f"there is no {self._library or 'NVIDIA driver'}")
+            what = self._library or "NVIDIA driver"
+            return GpuSample(problem=f"there is no {what}", has_driver=False)
         if self._hung is not None and self._hung.returncode is None:
             return GpuSample(problem=f"NVML still hangs in process {self._hung.pid}")
         try:

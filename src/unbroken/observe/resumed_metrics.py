@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.core.losses import ResumedJob
+from unbroken.core.losses import KEPT, ResumedJob
 
 from .job_metrics import JobName
 
@@ -85,9 +85,16 @@ class ResumedMetrics(Collector):
             "left, else 0.",
             labels=JOB,
         )
+        lost = GaugeMetricFamily(
+            "unbroken_resumed_job_lost_seconds",
+            "Time from the first sign of a loss until the job ran again, of the losses that are "
+            f"kept (the newest {KEPT}).",
+            labels=JOB,
+        )
         for (kind, name), one in found:
             labels, last = (kind, *name), one.last
+            lost.add_metric(labels, sum(loss.seconds or 0.0 for loss in one.losses))
             restarts.add_metric(labels, one.restarts)
             most.add_metric(labels, one.restarts_max)
             is_open.add_metric(labels, last is not None and last.ran is None)
-        yield from (jobs, restarts, most, is_open)
+        yield from (jobs, restarts, most, is_open, lost)

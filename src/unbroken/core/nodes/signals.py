@@ -87,6 +87,8 @@ class GpuSample:
     problem: str = ""
     """Why the GPUs could not be read; empty: they were."""
     shown: tuple[GpuValues, ...] = ()
+    has_driver: bool = True
+    """False: the node has no driver of GPUs, which `problem` says too."""
 
     def lists(self, part: str) -> bool:
         """Return True if the GPU of the address `part` is present and answers."""
