@@ -16,15 +16,21 @@ PLENTY = 8 << 30
 
 
 class Agent:
-    """Agent of a worker: its own memory, that of its buddies by node rank, and its receipts."""
+    """Agent of a worker: its own memory, that of its buddies by node rank, and its receipts.
+
+    `owner` is the pid of the worker, which it knows from the kernel.
+    """
 
     turn = threading.Lock()
     """Lock for all agents, since agents of several ranks may share one memory."""
 
     def __init__(
-        self, memory: SnapshotSlots, buddies: Mapping[int, SnapshotSlots] | None = None
+        self,
+        memory: SnapshotSlots,
+        buddies: Mapping[int, SnapshotSlots] | None = None,
+        owner: int | None = None,
     ) -> None:
-        self.memory, self.buddies = memory, buddies or {}
+        self.memory, self.buddies, self.owner = memory, buddies or {}, owner
         self.receipts: list[dict[str, Any]] = []
         self.lists = self.fetches = 0
 
@@ -39,8 +45,11 @@ class Agent:
             self.receipts.append(message)
         if kind in ANSWERS:
             is_fetch = kind == SNAPSHOT_FETCH
-            answer = self._fetched(message) if is_fetch else self.memory.answer(message)
+            answer = self._fetched(message) if is_fetch else self._answered(message)
             socket.send_fds(sock, [encode(answer.message)], answer.fds)
+
+    def _answered(self, message: dict[str, Any]) -> SlotAnswer:
+        return self.memory.answer(message, self.owner)
 
     def _fetched(self, message: dict[str, Any]) -> SlotAnswer:
         is_list, wanted = message.get("list") is True, message.get("step")

@@ -25,6 +25,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsInt
 from zlib import crc32
@@ -33,7 +34,7 @@ from unbroken.errors import SpecError, UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned
-from unbroken.worker import context
+from unbroken.worker import Context, context
 from unbroken.worker.restart import step_end
 from unbroken.worker.restart.doubt import is_doubted
 
@@ -232,6 +233,9 @@ class Snapshot(KeptParts):
         self.restored: Restored | None = None
         self._open: list[Slot | None] = [None, None]
         self._next = 0
+        self._former = _former(self.name, self.context)
+        self._again: list[Slot | None] = [None, None]
+        """Slots of an earlier attempt in this process that may be saved into."""
         self._pid = os.getpid()
         self._sealer = _Sealer()
         self._copies = Copies()
@@ -299,6 +303,7 @@ class Snapshot(KeptParts):
         self.flush()
         self._sealer.close()
         self._open = [None, None]
+        _left.pop(self.name, None)
         if _named.get(self.name) is self:
             del _named[self.name]
 
@@ -309,6 +314,36 @@ class Snapshot(KeptParts):
         if before == self.context:
             return
         self._slots, self._open = self._bind(), [None, None]
+        self._former, self._again = _former(self.name, self.context), [None, None]
+
+    def has_written(self, slot: Slot, header: Header) -> bool:
+        """Return whether this process has written a slot, in full and in an earlier attempt."""
+        return slot in self._former and slot.written == replace(header, table_checksum=None)
+
+    def used(self, attempt: int, step: int) -> None:
+        """Note that all ranks continue from there; the next save is into the other former slot."""
+        for index, slot in enumerate(self._former):
+            header = None if slot is None else slot.written
+            if header is not None and (header.attempt, header.step) == (attempt, step):
+                self._next, self._again = 1 - index, [*self._former]
+                other = self._again[self._next]
+                if other is not None:
+                    # The agent drops what nobody has asked for until then.
+                    self._reopen(self._next, other.capacity)
+        super().used(attempt, step)
+
+    def _reopen(self, index: int, capacity: int) -> Slot:
+        """Return a slot with enough room: that of the earlier attempt, if it has."""
+        before = self._again[index]
+        if before is None or before.capacity < capacity:
+            slot = self._slots.open(index, capacity)
+        else:
+            slot = self._slots.open(index, capacity, before.attempt)
+        if slot is not before:
+            slot.capacity = capacity
+        slot.attempt = self.context.attempt
+        self._open[index] = slot
+        return slot
 
     def _slot(self, index: int, state: State) -> Slot:
         """Return a slot with enough room; a new one if the state has outgrown it."""
@@ -316,9 +351,8 @@ class Snapshot(KeptParts):
         need = aligned(state.payload_bytes + len(state.structure))
         if slot is None or len(slot.memory) < BODY_AT + need + ROOM_BYTES // 2:
             self._open[index] = None
-            capacity = need + ROOM_BYTES + len(state.structure)
-            slot = self._open[index] = self._slots.open(index, capacity)
-            slot.capacity = capacity
+            slot = self._reopen(index, need + ROOM_BYTES + len(state.structure))
+        _leave(self, state)
         return slot
 
     def _header(self, state: State, slot: Slot, step: int) -> Header:
@@ -335,6 +369,28 @@ class Snapshot(KeptParts):
             structure_bytes=len(state.structure),
             structure_checksum=crc32(state.structure),
         )
+
+
+_left: dict[str, tuple[Context, list[Slot | None]]] = {}
+"""Slots of the newest snapshot of each name that has saved, until it is closed."""
+
+
+def _leave(snapshot: Snapshot, state: State) -> None:
+    """Leave the slots of a snapshot to the next attempt in this process.
+
+    A device may still write into a slot after its attempt: such slots are never used again.
+    """
+    if all(tensor.device.type == "cpu" for tensor in state.tensors):
+        slots = [own or other for own, other in zip_equal(snapshot._open, snapshot._again)]
+        _left[snapshot.name] = snapshot.context, slots
+    else:
+        _left.pop(snapshot.name, None)
+
+
+def _former(name: str, now: Context) -> list[Slot | None]:
+    """Return the slots that this rank had in an earlier attempt of this process."""
+    then, slots = _left.get(name, (now, []))
+    return slots if then.attempt < now.attempt and then.rank == now.rank else []
 
 
 def _check(name: str, parts: Mapping[str, Any]) -> None:
