@@ -35,7 +35,7 @@ from unbroken.log_lines import Log
 from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned
 from unbroken.worker import Context, context
-from unbroken.worker.restart import step_end
+from unbroken.worker.restart import keeping, step_end
 from unbroken.worker.restart.doubt import is_doubted
 
 from .reading import KeptParts, job_digest
@@ -277,6 +277,7 @@ class Snapshot(KeptParts):
             _Sealing(slot, header, self._next, self._slots, self.complain), self._sealer
         )
         self._next = 1 - self._next
+        keeping.saved()
         step_end.saved(self._copies.wait)
         return True
 
@@ -291,6 +292,7 @@ class Snapshot(KeptParts):
         """
         self.rebind()
         self.restored = restore(self)
+        keeping.restored(self.restored is not None)
         return self.restored
 
     def flush(self) -> None:
