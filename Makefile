@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env frameworks-env trackers-env demo-ray
+.PHONY: setup demo demo-kube test test-processes test-kube test-clients test-attack test-frameworks test-nodes test-gpu test-ui ui soak test-matrix test-matrix-short dist sbom check check-rest reference docs lock bench bench-gpu clean sim chaos scoreboard ray-env frameworks-env trackers-env demo-ray
 
 setup: $(VENV)/.done
 
@@ -52,6 +52,26 @@ test-nodes: setup
 
 test-gpu: setup
 	@$(BIN)/python -m pytest -rs --complete --tier gpu
+
+# The live page: types, tests of its parts, the built files compared with a new build, then a real Chromium.
+test-ui: ui/node_modules/.done $(VENV)/.browser
+	@cd ui && npm run --silent check && npm run --silent types -- --check && npm run --silent test
+	@cd ui && npm run --silent build -- --logLevel warn --outDir ../build/ui
+	@diff -r build/ui src/unbroken/cli/page/built || { echo "the built page is not that of ui/: make ui"; exit 1; }
+	@$(BIN)/python -m pytest --complete --tier browser
+
+# Builds the page from ui/ into the package.
+ui: ui/node_modules/.done
+	@cd ui && npm run --silent types && npm run --silent build -- --logLevel warn
+
+ui/node_modules/.done: ui/package-lock.json
+	@command -v npm > /dev/null || { echo "ui/ needs Debian's nodejs and npm: apt-get install nodejs npm"; exit 1; }
+	@cd ui && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+$(VENV)/.browser: tools/browser-requirements.txt | setup
+	@$(BIN)/pip install --quiet --disable-pip-version-check --requirement $< 2> >(grep -v 'is ignored: it is neither' >&2)
+	@touch $@
 
 # A tier again and again in random order, beside LOAD processes that only compute; keeps the output of failed rounds.
 TIER ?= unit

@@ -12,6 +12,7 @@ A test belongs to exactly one tier. `tier_of` decides by its markers and its fol
 | frameworks | make test-frameworks | Ray, Trainers, trackers, in environments of their own |
 | nodes | make test-nodes | real kubelets and containers |
 | gpu | make test-gpu | GPUs of this machine |
+| browser | make test-ui | the live page in a real Chromium |
 
 Tests with the marker `heavy` run with ALL=1 only.
 """
@@ -29,10 +30,11 @@ import pytest
 from tests.apiservers import CannotStartError, envtest_folder
 
 UNIT = "unit"
-TIERS = (UNIT, "processes", "kube", "clients", "attack", "frameworks", "nodes", "gpu")
+TIERS = (UNIT, "processes", "kube", "clients", "attack", "frameworks", "nodes", "gpu", "browser")
 FOLDERS = {
     "realnodes": "nodes",
     "gpu": "gpu",
+    "browser": "browser",
     "clients": "clients",
     "interop": "clients",
     "documents": "clients",
@@ -51,7 +53,12 @@ REAL_NODES = {
     **{"containerd": "containerd", "runc": "runc", "ip": "iproute2", "iptables": "iptables"},
     **{"gcc": "gcc", "buildah": "buildah", "mmdebstrap": "mmdebstrap"},
 }
-PROGRAMS: dict[str, dict[str, str]] = {"kube": CONTROL_PLANE, "nodes": REAL_NODES}
+BROWSER = {"node": "nodejs", "npm": "npm", "chromium": "chromium"}
+PROGRAMS: dict[str, dict[str, str]] = {
+    "kube": CONTROL_PLANE,
+    "nodes": REAL_NODES,
+    "browser": BROWSER,
+}
 """Programs that a tier needs, with Debian's package of each."""
 
 
@@ -65,7 +72,7 @@ def tier_of(item: pytest.Item) -> str:
         return UNIT
     folder = item.path.relative_to(ROOT / "tests").parts[0]
     slow = marked("slow") or marked("heavy")
-    if FOLDERS.get(folder) in ("nodes", "gpu") and slow:
+    if FOLDERS.get(folder) in ("nodes", "gpu", "browser") and slow:
         return FOLDERS[folder]
     if marked("realkube"):
         return "kube"
@@ -96,8 +103,9 @@ def missing(tier: str) -> str | None:
     """Return what this machine lacks for a tier, with what to do, in one line; None if nothing."""
     lacks = [package for name, package in PROGRAMS.get(tier, {}).items() if not shutil.which(name)]
     if lacks:
+        target = "test-ui" if tier == "browser" else f"test-{tier}"
         return (
-            f"make test-{tier} needs Debian's {', '.join(lacks)}: apt-get install {' '.join(lacks)}"
+            f"make {target} needs Debian's {', '.join(lacks)}: apt-get install {' '.join(lacks)}"
         )
     check = _CHECKS.get(tier)
     return check() if check else None
@@ -142,10 +150,17 @@ def _gpu() -> str | None:
     return None
 
 
+def _browser() -> str | None:
+    if importlib.util.find_spec("playwright") is None or not (ROOT / "ui/node_modules").exists():
+        return "make test-ui needs Playwright and the packages of ui/: it installs both"
+    return None
+
+
 _CHECKS: dict[str, Callable[[], str | None]] = {
     "kube": _control_plane,
     "nodes": _root_and_control_plane,
     "clients": _clients,
     "frameworks": _frameworks,
     "gpu": _gpu,
+    "browser": _browser,
 }

@@ -125,6 +125,7 @@ lostSteps | integer? | steps that have to be repeated; null: not known
 means | text | what the detector looks for
 memory | text? | memory of the node, a quantity of Kubernetes
 message | text | message for people
+status:ui | text | address of the live page; empty: not served
 metrics | text? | address of the metrics; null: not served
 mode | text | off, shadow, warn or act
 name | text | name
@@ -221,6 +222,83 @@ withoutDump | integer[] | ranks without a dump
 workers | object[] | workers of the agent
 wrong | integer | wrong alarms on this job
 xid | integer | number of the XID
+page jobs:jobs[].worldSize | integer? | ranks of the job; null: not known
+page job:worldSize | integer? | ranks of the job; null: not known
+page jobs:jobs[].step | integer? | newest step of any rank; null: not known
+page job:step | integer? | newest step of any rank; null: not known
+stepsPerSecond | number? | steps per second of the last 10 s; null: not known
+page jobs:jobs[].goodput | object | partition of the job's time
+now | time | time of the contents
+parts | object[] | parts of the job's time, which add up to the total
+parts[].part | text | name of the part
+parts[].partSeconds | number | seconds of the part
+history | object | training so far, as columns of equal length
+history.times | number[] | seconds since the epoch
+history.steps | integer?[] | newest step of any rank; null: not known
+history.rates | number?[] | steps per second; null: not known
+history.metricNames | text[] | metrics that the ranks report, at most 4
+history.metricValues | number?[][] | a column for each metric
+heatMap | object? | ranks as columns with an entry for each cell; null: no rank is watched
+heatMap.ranks | integer | number of ranks
+heatMap.ranksPerCell | integer | neighbouring ranks that a cell stands for
+heatMap.newestStep | integer? | newest step of any rank; null: none reports steps
+heatMap.reported | integer[] | ranks of the cell that an agent reports
+heatMap.steps | integer?[] | lowest step of the cell
+heatMap.behind | integer?[] | steps from there to the newest step of the job
+heatMap.stepSeconds | number?[] | longest seconds of a step
+heatMap.silenceSeconds | number?[] | longest silence in seconds
+heatMap.silenceShares | number?[] | largest silence as a share of the usual one
+heatMap.phases | text[] | phase of the cell that the fewest ranks of the job are in
+heatMap.alarms | integer[] | alarms of the cell
+different | object[] | ranks that differ from the others, those with alarms first; at most 32
+different[].rank | integer | rank
+different[].pod | text | name of the pod
+different[].phase | text | phase of training
+different[].step | integer? | newest step; null: none reported
+different[].stepSeconds | number? | seconds of a step; null: not known
+different[].lastSign | time? | last sign of life; null: none yet
+different[].allowedSeconds | number? | usual silence with a margin; null: still learning
+different[].alarms | text[] | alarms
+differentCount | integer | number of ranks that differ
+page job:watch | text[] | how soon a hang of which ranks is detected
+incidentCount | integer | number of incidents
+page job:incidents | object[] | newest incidents, the oldest first
+page job:incidents[].number | integer | number of the incident
+page job:incidents[].attempt | integer | attempt that broke
+page job:incidents[].fault | text | class of the fault
+page job:incidents[].remedy | text | remedy
+page job:incidents[].began | number | time of the first sign, in seconds since the epoch
+page job:incidents[].outcome | text | recovered, or why not; empty: open
+page job:incidents[].cost | text | cost in words
+page job:incidents[].stages | object[] | stages of the recovery in order
+page job:incidents[].stages[].stage | text | name of the stage
+page job:incidents[].stages[].from | number | its start, in seconds after the first sign
+page job:incidents[].stages[].to | number | its end
+pods[].agentState | text | state of the agent; empty: it does not answer
+pods[].workers | integer | workers of the pod
+page job:pods[].attempt | integer? | attempt that the agent runs; null: none
+page incident:job | text | name of the job
+numbers | integer[] | numbers of all incidents of the job
+page incident:incident | object | the incident, and its cost
+page incident:summary | text | incident in a line
+page incident:culprit | text | rank, pod or node that failed
+because | text | why this rank is the culprit; empty: what happened says it
+page incident:what | text | what happened to the culprit
+evidence | text[] | lines of the culprit's traceback or log that no stack repeats
+plan | text | remedy in words
+cost | text | cost in words
+timeline | object[] | stages of the recovery in order of time
+timeline[].stage | text | name of the stage
+timeline[].time | time | time at which it was reached
+timeline[].sinceDetection | number | seconds since the detection
+timeline[].lastPod | text | pod that reached it last; empty: not known
+alsoSeen | text[] | other symptoms
+status | text | status of the node in words
+repairText | text | current repair in short; `-`: none
+faults | text[] | conditions of the node that are faults
+repairNow | text | current repair in a sentence; empty: none
+repairs | text[] | earlier repairs, the newest first
+scoreText | text | blame score, and the limit for quarantine
 """
 
 KEYS = {
@@ -239,14 +317,12 @@ def described(command: str, path: str) -> tuple[str, str]:
 
 def schema_of(kind: str) -> dict[str, object]:
     """Return the JSON Schema of a type of the table."""
-    bare = kind.removesuffix("?")
-    item = bare.removesuffix("[]")
-    schema: dict[str, object] = dict(TYPES[item])
-    if bare != item:
-        schema = {"type": "array", "items": schema}
-    if bare != kind:
-        schema["type"] = [schema["type"], "null"]
-    return schema
+    if kind.endswith("?"):
+        schema = schema_of(kind[:-1])
+        return {**schema, "type": [schema["type"], "null"]}
+    if kind.endswith("[]"):
+        return {"type": "array", "items": schema_of(kind[:-2])}
+    return dict(TYPES[kind])
 
 
 def type_text(kind: str) -> str:

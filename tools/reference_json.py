@@ -113,6 +113,42 @@ FORMS: Mapping[tuple[str, ...], Parts] = {
     ("hyperpod list-pods",): (("pods[].", "cli.hyperpod.commands:_pod"),),
     ("hyperpod get-log",): (("", "cli.hyperpod.commands:get_log"),),
 }
+PAGE = "cli.page.values"
+GOODPUT = "cli.job.views:goodput_value"
+PAGES: Mapping[str, Parts] = {
+    "page jobs": (
+        ("", f"{PAGE}:jobs_page"),
+        ("jobs[].", JOB),
+        ("jobs[].", f"{PAGE}:job_row"),
+        ("jobs[].goodput.", GOODPUT),
+        ("resumed[].", "cli.job.resumed:summary"),
+        ("resumed[].lastLoss.", LOSS),
+    ),
+    "page job": (
+        ("", JOB),
+        ("", f"{PAGE}:job_page"),
+        ("goodput.", GOODPUT),
+        ("parts[].", f"{PAGE}:part_value"),
+        ("history.", f"{PAGE}:history_value"),
+        ("heatMap.", f"{PAGE}:heat_map_value"),
+        ("different[].", f"{PAGE}:rank_value"),
+        ("detectors", "cli.job.detectors:detector_values"),
+        ("incidents[].", f"{PAGE}:recovery_value"),
+        ("pods[].", f"{PAGE}:pod_value"),
+        ("events", "cli.job.resumed:event_values"),
+    ),
+    "page incident": (
+        ("", f"{PAGE}:incident_value"),
+        ("incident.", "cli.job.explain:as_value"),
+        ("timeline[].", f"{PAGE}:stage_value"),
+    ),
+    "page nodes": (
+        ("", f"{PAGE}:nodes_page"),
+        ("nodes[].", NODE),
+        ("nodes[].", f"{PAGE}:node_value"),
+    ),
+}
+"""Contents of the live page, which its server sends as JSON."""
 EXAMPLES: Mapping[str, Any] = json.loads(Path(__file__).with_name("json_examples.json").read_text())
 """Output of each command on a local cluster of two nodes, recorded on 2026-11-27: lists are cut to
 one item, and keys of the cluster API are left out."""
@@ -153,6 +189,17 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
         yield from _example(names[0])
         links = (f"[{name}](schemas/{_file(name)})" for name in names)
         yield from (f"JSON Schema: {', '.join(links)}", "")
+    yield from (
+        "## The live page",
+        "",
+        "Contents of the [live page](../guide/ui.md), which its server sends to the browser:",
+        "",
+        *(f"- [{name}](schemas/{_file(name)})" for name in PAGES),
+        "",
+        "Each key is always there. The page is part of the same version, so these keys may change",
+        "in any version.",
+        "",
+    )
     yield from ("## cluster create, list, describe, update, delete", "")
     yield from (f"`-o json` prints {next(iter(FOREIGN.values()))}.", "")
     yield from (
@@ -166,12 +213,34 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
 
 
 def schemas() -> Mapping[str, str]:
-    """The JSON Schema of each command's output, by the name of its file."""
-    return {
-        _file(name): json.dumps(_schema(name, names[0], parts), indent=1) + "\n"
+    """The JSON Schema of each command's output and of each page, by the name of its file."""
+    found = {
+        _file(name): _schema(name, names[0], parts)
         for names, parts in FORMS.items()
         for name in names
     }
+    found |= {_file(name): _page_schema(name, parts) for name, parts in PAGES.items()}
+    return {name: json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}
+
+
+def _page_schema(name: str, parts: Parts) -> dict[str, Any]:
+    """The schema of a page, which has all of its keys and no others."""
+    made = _schema(name, name, parts)
+    made["title"] = f"contents of {name}"
+    _require_all(made)
+    if "incident" in made["properties"]:
+        made["properties"]["incident"] |= {"allOf": [{"$ref": "#/$defs/incident"}]}
+        made["$defs"] = {"incident": _incident()}
+    return made
+
+
+def _require_all(schema: dict[str, Any]) -> None:
+    if inner := schema.get("properties"):
+        schema["required"] = list(inner)
+        for one in inner.values():
+            _require_all(one)
+    if "items" in schema:
+        _require_all(schema["items"])
 
 
 def _example(command: str) -> Iterator[str]:

@@ -35,6 +35,7 @@ GROUPS = {
         "up": "local.up:command",
         "down": "local.down:command",
         "status": "local.status:command",
+        "ui": "page.commands:command",
         "doctor": "nodes.doctor:command",
     },
     "Drills": {"chaos": "local.chaos:app"},
@@ -102,6 +103,7 @@ unbroken keeps PyTorch training jobs running through failures.
   unbroken run train.py               run a script; the options of torchrun work here
   unbroken jobs                       list jobs
   unbroken explain JOB                show what failed, why, and what was done about it
+  unbroken ui                         print a link to the live page of all this
   unbroken chaos kill-worker JOB      kill a worker of a job to see the recovery
   unbroken down                       stop the local cluster and its jobs
   unbroken --help                     show all commands; unbroken COMMAND --help has examples

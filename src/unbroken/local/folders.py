@@ -26,6 +26,7 @@ MADE = (
     *("nodes", "logs", "volumes", "launcher"),
     *("apiserver.lock", "internal.kubeconfig", "kubelet-token"),
     *("token", "server.pem", "kubeconfig", "up.log", "up.json", "operator.key", CREDENTIALS),
+    "ui.json",
     *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
     # Last, so that a purge that was interrupted can be repeated.
     *("up.lock", "cluster.json"),

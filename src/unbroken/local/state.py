@@ -71,6 +71,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """File of the keys that may call it; empty: DIR/cluster-api-credentials, which `up` makes."""
     metrics_port: int = 0
     """Port of the metrics for Prometheus, on the loopback address; 0: any."""
+    ui_port: int = 0
+    """Port of the live page on the loopback address; 0: that of the last time if it is free."""
 
     def for_nodes(self) -> tuple[float, float]:
         """Heartbeat and grace; longer where many nodes would keep one machine busy with them."""
@@ -95,6 +97,8 @@ class State(msgspec.Struct, frozen=True):
     """Address of the metrics for Prometheus; empty: written by an earlier version."""
     cluster_api_credentials: str = ""
     """File of the keys that may call the cluster API; empty: of an earlier version."""
+    ui: str = ""
+    """Address of the live page; empty: not served, or written by an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,8 @@ class Paths:
     cluster_api_credentials: Path = field(init=False)
     operator_key: Path = field(init=False)
     """The master key of the operator (operator/key)."""
+    ui: Path = field(init=False)
+    """Key and port of the live page."""
 
     def __post_init__(self) -> None:
         for name, file in (
@@ -124,6 +130,7 @@ class Paths:
             ("kubeconfig", "kubeconfig"),
             ("cluster_api_credentials", "cluster-api-credentials"),
             ("operator_key", "operator.key"),
+            ("ui", "ui.json"),
         ):
             object.__setattr__(self, name, self.directory / file)
 

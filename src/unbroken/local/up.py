@@ -29,7 +29,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,6 +130,9 @@ def _options(node: NodeOptions, kernel_log: Path, logs: Path) -> DaemonOptions:
 
 log = Log(__name__)
 
+Page = Callable[[KubeClient], AbstractAsyncContextManager[str]]
+"""Serves the live page for the time of a block, and yields its address."""
+
 
 @contextmanager
 def _sole(paths: Paths) -> Iterator[None]:
@@ -147,8 +150,10 @@ def _sole(paths: Paths) -> Iterator[None]:
         os.close(handle)
 
 
-async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State], None]) -> None:
-    """Run the cluster until SIGTERM or SIGINT, then stop its pods.
+async def run(
+    paths: Paths, options: ClusterOptions, page: Page, on_ready: Callable[[State], None]
+) -> None:
+    """Run the cluster, and the page beside it, until SIGTERM or SIGINT, then stop its pods.
 
     `on_ready` is called once, when the API answers and the nodes have registered.  WorldError when
     the cluster cannot run.
@@ -167,7 +172,7 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
                 async with serving(paths.directory, options.port, ADMISSIONS, logs) as server:
                     with observing() as result:
                         metrics = OperatorMetrics(result)
-                        await _run_parts(paths, options, server, metrics, stopped, on_ready)
+                        await _run_parts(paths, options, server, metrics, page, stopped, on_ready)
         finally:
             paths.state.unlink(missing_ok=True)
             await stop_scripts(paths.nodes)
@@ -179,6 +184,7 @@ async def _run_parts(
     options: ClusterOptions,
     server: Serving,
     metrics: OperatorMetrics,
+    page: Page,
     stopped: asyncio.Event,
     on_ready: Callable[[State], None],
 ) -> None:
@@ -197,6 +203,7 @@ async def _run_parts(
             serving_metrics(
                 metrics.registry, "127.0.0.1", options.metrics_port, machine.refresh
             ) as told_at,
+            page(client) as ui,
             asyncio.TaskGroup() as parts,
         ):
             state = State(
@@ -204,6 +211,7 @@ async def _run_parts(
                 cluster_api=address,
                 metrics=told_at,
                 cluster_api_credentials=str(keys),
+                ui=ui,
             )
             first = [parts.create_task(informers.run())]
             await definitions.install(client)

@@ -77,7 +77,7 @@ def watch_value(watch: RankWatch) -> dict[str, Any]:
 
 def rank_rows(ranks: Sequence[Rank], now: float) -> Iterator[list[object]]:
     """Rows of the table; `ranks` are of `watch_value`, each with its `pod`."""
-    shown = ranks if len(ranks) <= ALL_SHOWN else _different(ranks, now)[:DIFFERENT_SHOWN]
+    shown = ranks if len(ranks) <= ALL_SHOWN else differing(ranks, now)[:DIFFERENT_SHOWN]
     for one in shown:
         silence = _silence(one, now)
         yield [
@@ -117,7 +117,7 @@ def others_line(ranks: Sequence[Rank], now: float) -> str:
     """A line about the ranks without a row; empty if there are none."""
     if len(ranks) <= ALL_SHOWN:
         return ""
-    different = _different(ranks, now)
+    different = differing(ranks, now)
     rest = [one for one in ranks if one not in different]
     hidden = len(different) - DIFFERENT_SHOWN
     more = [f"{hidden} more that differ"] if hidden > 0 else []
@@ -131,7 +131,7 @@ def others_line(ranks: Sequence[Rank], now: float) -> str:
     return "; ".join([", ".join(parts), *more])
 
 
-def _different(ranks: Sequence[Rank], now: float) -> list[Rank]:
+def differing(ranks: Sequence[Rank], now: float) -> list[Rank]:
     """Ranks with an alarm, with another phase or step than most, or long silent."""
     phase = Counter(one["phase"] for one in ranks).most_common(1)[0][0]
     step = Counter(one["step"] for one in ranks).most_common(1)[0][0]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import JOBS, Cluster
+from unbroken.cli.connection import JOBS, Cluster, Object
 from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_list, watch_list
 from unbroken.cli.options import ClusterTarget, ListForm, ListOutput, Namespace, Watching
 from unbroken.kube.clock import wall
@@ -43,12 +43,7 @@ def command(
 
     async def read(cluster: Cluster) -> tuple[Listing, Listing]:
         now, inside = wall(), "" if every else cluster.namespace
-        jobs = await cluster.select(JOBS, namespace=inside)
-        broken = await cluster.incidents_of(jobs, inside)
-        found = []
-        for job in jobs:
-            good = goodput_of(job, broken[job["metadata"]["uid"]], now)
-            found.append({**job_summary(job), "goodput": goodput_value(good)})
+        found = [value for _, value in await job_values(cluster, inside, now)]
         others = await resumed_jobs(cluster, inside)
         is_wide = output is ListOutput.WIDE
         second = resumed_listing(others, now, every=every, is_wide=is_wide)
@@ -64,6 +59,19 @@ def command(
         target.run(follow, namespace=namespace)
         return
     _show(*target.run(read, namespace=namespace), output)
+
+
+async def job_values(
+    cluster: Cluster, namespace: str, now: float
+) -> list[tuple[Object, dict[str, Any]]]:
+    """The jobs of a namespace (empty: of all), each with its values."""
+    jobs = await cluster.select(JOBS, namespace=namespace)
+    broken = await cluster.incidents_of(jobs, namespace)
+    found = []
+    for job in jobs:
+        good = goodput_of(job, broken[job["metadata"]["uid"]], now)
+        found.append((job, {**job_summary(job), "goodput": goodput_value(good)}))
+    return found
 
 
 def _show(jobs: Listing, others: Listing, output: ListOutput) -> None:

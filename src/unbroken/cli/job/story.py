@@ -53,11 +53,11 @@ def story(
     colour = COLOURS.get(incident.confidence, "red")
     yield from field("culprit", culprit_text(culprit) + sure, colour)
     what = without_blame(culprit.text, incident.blame)
-    if incident.blame and incident.blame != f"rank {culprit.rank} {culprit.text}":
-        yield from field("because", incident.blame)
+    if because := because_text(incident):
+        yield from field("because", because)
     if what:
         yield from field("what", what)
-    for index, line in enumerate(_unseen(incident, is_full=is_full)):
+    for index, line in enumerate(unseen(incident, is_full=is_full)):
         yield from field("" if index else "evidence", f"| {line}")
     yield from _groups(incident.groups, paper, is_full=is_full)
     yield from field("remedy", f"{incident.remedy.value}: {remedy_words(incident)[0]}")
@@ -75,7 +75,14 @@ def without_blame(text: str, blame: str) -> str:
     return text.removeprefix(blame).lstrip("; ") if blame else text
 
 
-def _unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
+def because_text(incident: Incident) -> str:
+    """Why this rank is the culprit; empty if the text of the culprit says it."""
+    culprit = incident.culprit
+    is_said = incident.blame == f"rank {culprit.rank} {culprit.text}"
+    return "" if is_said else incident.blame
+
+
+def unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
     """The evidence, without a stack that is shown with its group."""
     evidence = incident.culprit.evidence
     stacks = [one.stack for one in incident.groups if one.stack]
@@ -218,12 +225,13 @@ def _also(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[str]:
     others = [one for one in incident.signals if one != incident.culprit]
     shown = others if is_full else others[:ALSO_SHOWN]
     for index, one in enumerate(shown):
-        yield from paper.field("" if index else "also seen", _sign(one, incident.detected_at))
+        yield from paper.field("" if index else "also seen", sign_text(one, incident.detected_at))
     if len(shown) < len(others):
         yield from paper.field("", f"and {len(others) - len(shown)} more: --stacks")
 
 
-def _sign(symptom: Symptom, detected_at: float) -> str:
+def sign_text(symptom: Symptom, detected_at: float) -> str:
+    """A symptom in a line, with its distance from the detection."""
     since = symptom.at - detected_at
     return f"{since:+.3f} s  {culprit_text(symptom)}: {symptom.fault}: {symptom.text}"
 

@@ -372,13 +372,20 @@ def goodput_line(found: Goodput) -> str:
     return f"{head}; {', '.join(parts)}{unknown}"
 
 
+def goodput_parts(value: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The parts of a `goodput_value` with their seconds, which add up to its total."""
+    lost = value["lostSeconds"]
+    return [
+        ("productive", value["productiveSeconds"]),
+        ("start-up", value["startupSeconds"]),
+        *((f"lost: {cause_text(name)}", seconds) for name, seconds in lost.items()),
+    ]
+
+
 def goodput_rows(value: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Rows (part, time, share of the total) of a `goodput_value`."""
     total = value["totalSeconds"]
-    lost = value["lostSeconds"]
-    parts = [("productive", value["productiveSeconds"]), ("start-up", value["startupSeconds"])]
-    parts += [(f"lost: {cause_text(name)}", seconds) for name, seconds in lost.items()]
-    for name, seconds in parts:
+    for name, seconds in goodput_parts(value):
         yield name, span(seconds), share_text(seconds / total if total else None)
     if value["suspendedSeconds"]:
         yield "suspended", span(value["suspendedSeconds"]), "not counted"

@@ -36,7 +36,7 @@ def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
             pid=result.pid, url=result.url, kubeconfig=result.kubeconfig, since=result.since
         )
         report.update(clusterApi=result.cluster_api, clusterApiCredentials=_credentials(result))
-        report.update(metrics=result.metrics)
+        report.update(metrics=result.metrics, ui=result.ui)
         report["nodes"] = on_cluster(ClusterPlace(result.kubeconfig), "", _nodes)
     if output.is_data:
         output.print(report)
@@ -89,6 +89,7 @@ def _show(report: dict[str, Any]) -> None:
     for name, value in (report["clusterApiCredentials"] or {}).items():
         print(f"export {VARIABLES[name]}={shlex.quote(value)}")
     print(f"metrics: {report['metrics']}")
+    print(f"page: {report['ui']} (unbroken ui prints a link that opens it)")
     rows = [
         (node["name"], ready, node["pods"], node["cpu"], size_text(node["memory"]), node["gpu"])
         for node in report["nodes"]

@@ -9,9 +9,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -29,6 +30,9 @@ from unbroken.local.folders import private
 from unbroken.local.machines.decisions.scripts import source_mapping
 from unbroken.spec.auto_resume import DEFAULT_RETRIES, RETRIES_MAX
 from unbroken.spec.nodes.instance_types import instance_type as find_type
+
+if TYPE_CHECKING:
+    from unbroken.kube.client import KubeClient
 
 READY_FD = "UNBROKEN_READY_FD"
 """Environment variable: file descriptor on which a detached cluster reports that it is ready."""
@@ -131,6 +135,13 @@ class ClusterFlags:
         "~/.aws/credentials; '' for the file of the cluster.",
         show_default="DIR/cluster-api-credentials, made at the first start",
     )
+    ui_port: int | None = option(
+        "--ui-port",
+        min=0,
+        max=65535,
+        help="Port of the live page on the loopback address.",
+        show_default="that of the last time, or any",
+    )
     metrics_port: int | None = option(
         "--metrics-port",
         min=0,
@@ -185,12 +196,14 @@ def command(
     if result is not None:
         print(f"a cluster already runs from {paths.directory} (pid {result.pid})")
         print(_export_line(paths))
+        print(_page_line(paths, result))
         return
     options = flags.over(state.saved_options(paths))
     if detach:
         pid = start_detached(paths, options)
         print(f"cluster with {options.nodes} node(s) is ready (pid {pid})")
         print(_export_line(paths))
+        print(_page_line(paths, state.running(paths)))
     else:
         _foreground(paths, options)
 
@@ -292,8 +305,15 @@ def _export_line(paths: state.Paths) -> str:
     return f"export KUBECONFIG={shlex.quote(str(paths.kubeconfig))}"
 
 
+def _page_line(paths: state.Paths, running: state.State | None) -> str:
+    from unbroken.cli.page.commands import link_to  # slow to load
+
+    return f"page: {link_to(running, paths)}" if running is not None else "page: unbroken ui"
+
+
 def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
     # Imported here because it loads the whole cluster; other commands take half the time without.
+    from unbroken.cli.page.driver import serving_page
     from unbroken.local import up
 
     start_logging()
@@ -306,9 +326,13 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
             os.close(int(ready))
             return
         print(f"cluster with {options.nodes} node(s) is ready at {running.url}; Ctrl-C stops it")
-        print(_export_line(paths), flush=True)
+        print(_export_line(paths))
+        print(_page_line(paths, running), flush=True)
 
-    asyncio.run(up.run(paths, options, on_ready))
+    def page(client: KubeClient) -> AbstractAsyncContextManager[str]:
+        return serving_page(paths, client, options.ui_port)
+
+    asyncio.run(up.run(paths, options, page, on_ready))
 
 
 def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:

@@ -141,7 +141,7 @@ def story(
     ):
         if text:
             yield from paper.field(name, text)
-    for condition in _faults(node):
+    for condition in fault_conditions(node):
         yield from paper.field("condition", condition, "red")
     if held.repair is not None:
         yield from paper.field("repair", repair_line(held.repair, now), "yellow")
@@ -208,7 +208,8 @@ def _at(seconds: float) -> str:
     return time_text(seconds)
 
 
-def _faults(node: Object) -> Iterator[str]:
+def fault_conditions(node: Object) -> Iterator[str]:
+    """Conditions of a node that are faults, a line each."""
     for item in (node.get("status") or {}).get("conditions") or ():
         is_fault = (
             item["type"] in (keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY)

@@ -1,0 +1,1 @@
+"""The live page: its server, what it shows, and who may see it."""

@@ -1,0 +1,292 @@
+"""HTTP server of the live page: its files, snapshots of its contents, and one stream of them.
+
+Who may look: a browser with the cookie that a one-time link was exchanged for (`access`). The
+server only reads, and answers nothing but GET.  It listens on the loopback address.
+
+A stream sends the contents of one page whenever they have changed. They are whole, so a browser
+that was cut off needs nothing but the next ones. All viewers of a page share one computation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from unbroken.errors import SpecError, UnbrokenError
+from unbroken.listener import admitted
+from unbroken.log_lines import Log
+
+from .access import COOKIE_SECONDS, Access
+
+log = Log(__name__)
+
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""Names of this machine in a Host header, with any port, which a tunnel may change. Another name
+is that of a page which had its address resolved to this machine (DNS rebinding)."""
+LEAST_SECONDS = 1.0
+"""Seconds between computations of a page's contents."""
+COST_FACTOR = 20.0
+"""A page is computed again after this many times the seconds of its computation: 5 % of the time
+goes into it, however many ranks a job has."""
+SILENCE_SECONDS = 15.0
+"""Seconds without a change after which a stream sends a comment: proxies end silent connections."""
+STREAMS_MAX = 48
+"""Streams at once; the other connections of the server are for files and snapshots."""
+PAGES_MAX = 64
+"""Pages whose contents are kept for their viewers."""
+TEXT_MAX = 300
+"""Characters of an error that an answer repeats."""
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *("script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'"),
+        *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+KEEP = "private, max-age=31536000, immutable"
+"""Caching of built files, whose names change with their contents."""
+TYPES = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+LOCKED = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>unbroken: locked</title>
+<h1>This page needs a link</h1>
+<p>A link opens it once, for ten minutes after it was made. Then this browser can look for 30 days.
+To get a link, run:</p>
+<pre>unbroken ui --dir {directory}</pre>
+</html>
+"""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Read = Callable[[tuple[str, ...]], Awaitable[dict[str, Any]]]
+"""Computes the contents of a page from the parts of its path; SpecError: there is no such page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the contents come from."""
+
+    read: Read
+    text: Callable[[str, str, int], Awaitable[str]]
+    """The story of an incident, by namespace and name of its job and its number."""
+    directory: str
+    """Folder of the cluster, for the command that makes a link."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Clocks of the server, given by its driver."""
+
+    wall: Callable[[], float]
+    monotonic: Callable[[], float]
+    pause: Callable[[float], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Contents:
+    """The newest contents of a page."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    until: float = float("-inf")
+    """Time of the monotonic clock from which they are computed again."""
+    body: bytes = b""
+    status: int = 200
+
+
+class PageServer:
+    """Answers the requests of browsers."""
+
+    def __init__(self, source: Source, access: Access, clock: Clock, since: float) -> None:
+        self._source = source
+        self._access = access
+        self._clock = clock
+        self._since = since
+        self._contents: dict[tuple[str, ...], _Contents] = {}
+        self._streams = 0
+        self._files = built_files()
+        self.cookie_name = "unbroken"
+        """Cookies are the same for all ports of a host: the driver adds the port."""
+
+    def application(self) -> web.Application:
+        """Make the application of aiohttp."""
+        app = web.Application(middlewares=[self._guard], client_max_size=0)
+        app.router.add_get("/api/page/{path:.*}", self._snapshot)
+        app.router.add_get("/api/stream/{path:.*}", self._stream)
+        app.router.add_get(
+            "/api/text/jobs/{namespace}/{name}/incidents/{number:[0-9]{1,9}}", self._text
+        )
+        app.router.add_get("/assets/{name}", self._asset)
+        app.router.add_get("/{path:.*}", self._index)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse strangers, and give every answer its headers."""
+        try:
+            answer = self._refusal(request) or await handler(request)
+        except web.HTTPException as error:
+            answer = _problem(error.status, error.reason)
+        except UnbrokenError as error:
+            answer = _problem(404 if isinstance(error, SpecError) else 503, str(error))
+        if not answer.prepared:
+            for name, value in HEADERS.items():
+                answer.headers.setdefault(name, value)
+        return answer
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        """The answer to a request that must not be served; None: it may be."""
+        host = request.headers.get("Host", "")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if name.lower() not in HOSTS:
+            return _problem(421, f"this server is {HOSTS[0]} or localhost, not {host[:TEXT_MAX]}")
+        if request.path.startswith("/assets/"):
+            return None  # as public as the package they are in
+        if request.headers.get("Sec-Fetch-Site", "none") in ("cross-site", "same-site") and (
+            request.path.startswith("/api/")
+        ):
+            return _problem(403, "a page of another site may not read this one")
+        if self._access.is_cookie(request.cookies.get(self.cookie_name, ""), self._clock.wall()):
+            admitted(request)
+            return None
+        if request.path == "/" and "link" in request.query:
+            return None
+        if request.path.startswith("/api/"):
+            return _problem(401, "this browser has no access: run `unbroken ui` for a link")
+        return self._locked()
+
+    def _locked(self) -> web.Response:
+        from html import escape
+
+        text = LOCKED.format(directory=escape(self._source.directory))
+        return web.Response(status=401, text=text, content_type="text/html")
+
+    async def _index(self, request: web.Request) -> web.Response:
+        """The page itself, which shows what its address names; or the exchange of a link."""
+        now = self._clock.wall()
+        if request.path == "/" and "link" in request.query:
+            if self._access.use_link(request.query["link"], now, self._since):
+                answer = web.Response(status=303, headers={"Location": "/"})
+                answer.set_cookie(
+                    self.cookie_name,
+                    self._access.cookie(now),
+                    max_age=COOKIE_SECONDS,
+                    httponly=True,
+                    samesite="Lax",  # a link in a chat must find the cookie; nothing here changes
+                )
+                return answer
+            if not self._access.is_cookie(request.cookies.get(self.cookie_name, ""), now):
+                return self._locked()
+            return web.Response(status=303, headers={"Location": "/"})
+        return web.Response(body=self._files["index.html"], content_type="text/html")
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        body = self._files.get(f"assets/{name}")
+        suffix = name[name.rfind(".") :]
+        if body is None or suffix not in TYPES:
+            return _problem(404, "no such file")
+        return web.Response(body=body, content_type=TYPES[suffix], headers={"Cache-Control": KEEP})
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        found = await self._current(_path(request))
+        return web.Response(status=found.status, body=found.body, content_type="application/json")
+
+    async def _text(self, request: web.Request) -> web.Response:
+        place = request.match_info
+        number = int(place["number"])
+        text = await self._source.text(place["namespace"], place["name"], number)
+        answer = web.Response(text=text)
+        # The names of a job that exists need no quoting.
+        file = f"{place['namespace']}-{place['name']}-incident-{number}.txt"
+        answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
+        return answer
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if self._streams >= STREAMS_MAX:
+            return _problem(503, f"{STREAMS_MAX} streams are open: close a page")
+        self._streams += 1
+        try:
+            return await self._send(request, _path(request))
+        finally:
+            self._streams -= 1
+
+    async def _send(self, request: web.Request, path: tuple[str, ...]) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        sent, quiet = request.headers.get("Last-Event-ID", ""), 0.0
+        while True:
+            found = await self._current(path)
+            name = hashlib.sha256(found.body).hexdigest()[:16]
+            if name != sent:
+                event = "contents" if found.status == 200 else "problem"
+                head = f"id: {name}\nevent: {event}\ndata: ".encode()
+                await answer.write(head + found.body + b"\n\n")
+                sent, quiet = name, 0.0
+            elif quiet >= SILENCE_SECONDS:
+                await answer.write(b": no change\n\n")
+                quiet = 0.0
+            wait = max(found.until - self._clock.monotonic(), LEAST_SECONDS)
+            await self._clock.pause(wait)
+            quiet += wait
+
+    async def _current(self, path: tuple[str, ...]) -> _Contents:
+        """The contents of a page, computed now if they are not new enough."""
+        found = self._contents.pop(path, None) or _Contents()
+        self._contents[path] = found
+        if len(self._contents) > PAGES_MAX:
+            del self._contents[next(iter(self._contents))]
+        async with found.lock:
+            began = self._clock.monotonic()
+            if began >= found.until:
+                found.status, value = await self._read(path)
+                # A line break would end the event; JSON has none outside of strings.
+                found.body = msgspec.json.encode(value)
+                ended = self._clock.monotonic()
+                found.until = ended + max(LEAST_SECONDS, COST_FACTOR * (ended - began))
+        return found
+
+    async def _read(self, path: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
+        try:
+            return 200, await self._source.read(path)
+        except SpecError as error:
+            return 404, {"problem": str(error)[:TEXT_MAX]}
+        except UnbrokenError as error:
+            return 503, {"problem": str(error)[:TEXT_MAX]}
+        except Exception as error:  # noqa: BLE001 -- one object that cannot be shown ends no stream
+            log.error("page not computed", path="/".join(path), error=repr(error))
+            return 500, {"problem": "this page could not be computed; see the log of `unbroken up`"}
+
+
+def _path(request: web.Request) -> tuple[str, ...]:
+    return tuple(request.match_info["path"].split("/"))
+
+
+def _problem(status: int, text: str) -> web.Response:
+    return web.json_response({"problem": text[:TEXT_MAX]}, status=status)
+
+
+def built_files() -> Mapping[str, bytes]:
+    """The built page, by path below its folder."""
+    folder = files("unbroken.cli.page") / "built"
+    assets = folder / "assets"
+    found = {f"assets/{one.name}": one.read_bytes() for one in assets.iterdir()}
+    return {"index.html": (folder / "index.html").read_bytes(), **found}

@@ -1,0 +1,341 @@
+"""The contents of each page as JSON: the same values that the commands print.
+
+`jobs`, `describe`, `explain` and `nodes` compute them; here they are put together, in bounded size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
+from unbroken.cli.job.agents import bound_lines, differing, reports, watch_value
+from unbroken.cli.job.dead_nodes import fence_waits
+from unbroken.cli.job.detectors import detector_values
+from unbroken.cli.job.explain import as_value
+from unbroken.cli.job.jobs import job_values
+from unbroken.cli.job.resumed import event_values, events_of, resumed_jobs, summary
+from unbroken.cli.job.story import because_text, cost_text, sign_text, story, unseen, without_blame
+from unbroken.cli.job.views import (
+    culprit_text,
+    goodput_of,
+    goodput_parts,
+    goodput_value,
+    incident_line,
+    job_summary,
+    pod_summary,
+    remedy_words,
+    stages,
+    state,
+    wait_lines,
+    world_size,
+)
+from unbroken.cli.nodes.views import (
+    fault_conditions,
+    node_row,
+    record_of,
+    repair_line,
+    repair_text,
+    score_line,
+    status_text,
+)
+from unbroken.core.job.record import timeline
+from unbroken.core.page.heat_map import HeatMap, heat_map
+from unbroken.core.page.history import History
+from unbroken.errors import SpecError
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.times import time_text
+from unbroken.wire.agent import AgentReport
+from unbroken.wire.observation import RankWatch
+
+SAMPLE_SECONDS = 2.0
+"""Seconds between samples of a running job."""
+JOBS_MAX = 200
+"""Jobs whose past is kept."""
+INCIDENTS_SHOWN = 50
+"""Newest incidents on the page of a job."""
+EVENTS_SHOWN = 12
+DIFFERENT_SHOWN = 32
+"""Ranks that differ, in the table below the heat map."""
+TEXT_SHOWN = 2000
+"""Characters of a message."""
+WORD_SHOWN = 60
+"""Characters of a phase."""
+
+
+@dataclass(slots=True)
+class JobPast:
+    """What was seen of a job since the page's server started."""
+
+    history: History = field(default_factory=lambda: History(SAMPLE_SECONDS))
+    ranks: int | None = None
+    """World size by the reports of its agents; None: not known."""
+
+    def add(self, now: float, job: Object, agents: Mapping[str, AgentReport]) -> None:
+        """Take the reports of all agents of the job."""
+        self.ranks = world_size(job, (one.nproc for one in agents.values()))
+        if watches := _watches(agents):
+            self.history.add(now, watches)
+
+
+Pasts = dict[str, JobPast]
+"""By uid of the job."""
+
+
+def _watches(agents: Mapping[str, AgentReport]) -> list[RankWatch]:
+    return [watch for report in agents.values() for watch in report.watch]
+
+
+async def sample(cluster: Cluster, pasts: Pasts, now: float, jobs: Iterable[Object]) -> None:
+    """Add what the running jobs report now to their past."""
+    running = [job for job in jobs if state(job) == "Running"]
+    for job in running[:JOBS_MAX]:
+        inside = Cluster(cluster.place, cluster.client, job["metadata"]["namespace"])
+        pods = await inside.pods(job["metadata"]["name"])
+        past(pasts, job).add(now, job, await reports(inside, pods))
+
+
+def past(pasts: Pasts, job: Object) -> JobPast:
+    """The past of a job; that of the job which was used longest ago makes room."""
+    uid = str(job["metadata"]["uid"])
+    pasts[uid] = found = pasts.pop(uid, None) or JobPast()
+    if len(pasts) > JOBS_MAX:
+        del pasts[next(iter(pasts))]
+    return found
+
+
+async def jobs_page(cluster: Cluster, pasts: Pasts, now: float) -> dict[str, Any]:
+    """All jobs, with the step and the steps per second that were seen last."""
+    found = await job_values(cluster, "", now)
+    shown = [job_row(job, value, pasts.get(str(job["metadata"]["uid"]))) for job, value in found]
+    others = await resumed_jobs(cluster, "")
+    return {"jobs": shown, "resumed": [summary(one.job) for one in others]}
+
+
+def job_row(job: Object, value: Mapping[str, Any], seen: JobPast | None) -> dict[str, Any]:
+    """A job in the list."""
+    history = JobPast().history if seen is None else seen.history
+    return {
+        **value,
+        "message": value["message"][:TEXT_SHOWN],
+        "goodput": value["goodput"],
+        "worldSize": (seen.ranks if seen else None) or world_size(job, ()),
+        "step": history.step,
+        "stepsPerSecond": history.rate if value["state"] == "Running" else None,
+    }
+
+
+async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dict[str, Any]:
+    """A job with its ranks, its past, its incidents and its pods; SpecError if there is none."""
+    job = await cluster.job(name)
+    pods = await cluster.pods(name)
+    agents = await reports(cluster, pods)
+    incidents = await cluster.incidents(job)
+    seen = past(pasts, job)
+    if state(job) == "Running":
+        seen.add(now, job, agents)
+    watches = _watches(agents)
+    ranks = [
+        {**watch_value(one), "pod": pod} for pod, report in agents.items() for one in report.watch
+    ]
+    ranks.sort(key=lambda one: int(one["rank"]))
+    odd = differing(ranks, now) if ranks else []
+    good = goodput_value(goodput_of(job, incidents, now))
+    shown = sorted(map(pod_summary, pods), key=lambda one: str(one["name"]))
+    value = job_summary(job)
+    return {
+        **value,
+        "message": value["message"][:TEXT_SHOWN],
+        "now": time_text(now, has_microseconds=True),
+        "worldSize": seen.ranks,
+        "step": seen.history.step,
+        "stepsPerSecond": seen.history.rate if state(job) == "Running" else None,
+        "goodput": good,
+        "parts": [part_value(*one) for one in goodput_parts(good)],
+        "history": history_value(seen.history),
+        "heatMap": heat_map_value(heat_map(watches, now)) if watches else None,
+        "different": [rank_value(one) for one in odd[:DIFFERENT_SHOWN]],
+        "differentCount": len(odd),
+        "watch": list(bound_lines(ranks)),
+        "detectors": detector_values(job),
+        "waiting": [*wait_lines(job, shown), *await fence_waits(cluster, pods)],
+        "incidentCount": len(incidents),
+        "incidents": [recovery_value(one) for one in incidents[-INCIDENTS_SHOWN:]],
+        "pods": [pod_value(pod, agents.get(str(pod["name"]))) for pod in shown],
+        "events": event_values((await events_of(cluster, job["metadata"]["uid"]))[-EVENTS_SHOWN:]),
+    }
+
+
+def rank_value(rank: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank that differs."""
+    return {
+        "rank": rank["rank"],
+        "pod": rank["pod"],
+        "phase": rank["phase"][:WORD_SHOWN],
+        "step": rank["step"],
+        "stepSeconds": rank["stepSeconds"],
+        "lastSign": rank["lastSign"],
+        "allowedSeconds": rank["allowedSeconds"],
+        "alarms": [f"{one['detector']}: {one['why']}"[:TEXT_SHOWN] for one in rank["alarms"]],
+    }
+
+
+def pod_value(pod: Mapping[str, Any], report: AgentReport | None) -> dict[str, Any]:
+    """A pod, and what its agent reports."""
+    return {
+        "name": pod["name"],
+        "node": pod["node"],
+        "phase": pod["phase"],
+        "restarts": pod["restarts"],
+        "reason": pod["reason"],
+        "agentState": "" if report is None else report.state.value,
+        "attempt": None if report is None else report.attempt,
+        "workers": 0 if report is None else len(report.workers),
+    }
+
+
+def part_value(name: str, seconds: float) -> dict[str, Any]:
+    """A part of the job's time."""
+    return {"part": name, "partSeconds": seconds}
+
+
+def history_value(found: History) -> dict[str, Any]:
+    """Columns of equal length; null: not known."""
+    points = found.points
+    return {
+        "times": [round(one.at, 1) for one in points],
+        "steps": [one.step for one in points],
+        "rates": [None if one.rate is None else float(f"{one.rate:.4g}") for one in points],
+        "metricNames": list(found.names),
+        "metricValues": [[one.metrics.get(name) for one in points] for name in found.names],
+    }
+
+
+def heat_map_value(found: HeatMap) -> dict[str, Any]:
+    """Columns with an entry for each cell; null: no rank of the cell reports the value."""
+    cells = found.cells
+    return {
+        "ranks": found.ranks,
+        "ranksPerCell": found.per_cell,
+        "newestStep": found.newest_step,
+        "reported": [one.reported for one in cells],
+        "steps": [one.step for one in cells],
+        "behind": [one.behind for one in cells],
+        "stepSeconds": [_short(one.step_seconds) for one in cells],
+        "silenceSeconds": [_short(one.silence_seconds) for one in cells],
+        "silenceShares": [_short(one.silence_share) for one in cells],
+        "phases": [one.phase[:WORD_SHOWN] for one in cells],
+        "alarms": [one.alarms for one in cells],
+    }
+
+
+def _short(number: float | None) -> float | None:
+    return float(f"{number:.4g}") if number is not None and math.isfinite(number) else None
+
+
+def recovery_value(incident: Incident) -> dict[str, Any]:
+    """An incident on the page of its job."""
+    began = incident.culprit.at
+    return {
+        "number": incident.number,
+        "attempt": incident.attempt,
+        "fault": incident.fault or incident.culprit.fault,
+        "culprit": culprit_text(incident.culprit),
+        "remedy": incident.remedy.value,
+        "summary": incident_line(incident)[:TEXT_SHOWN],
+        "began": began,
+        "outcome": incident.outcome,
+        "cost": cost_text(incident),
+        "stages": [
+            {"stage": name, "from": round(start - began, 3), "to": round(end - began, 3)}
+            for name, start, end in timeline.stages(incident)
+        ],
+    }
+
+
+async def incident_page(cluster: Cluster, name: str, number: int, now: float) -> dict[str, Any]:
+    """The story of an incident; SpecError if the job has none of this number."""
+    job = await cluster.job(name)
+    incidents = await cluster.incidents(job)
+    return incident_value(job, incidents, number, now)
+
+
+def incident_value(
+    job: Object, incidents: Sequence[Incident], number: int, now: float
+) -> dict[str, Any]:
+    """The incident of this number as the page shows it."""
+    one = _numbered(job, incidents, number)
+    culprit = one.culprit
+    others = [each for each in one.signals if each != culprit]
+    return {
+        "job": job["metadata"]["name"],
+        "namespace": job["metadata"]["namespace"],
+        "numbers": [each.number for each in incidents],
+        "incident": as_value(one),
+        "summary": incident_line(one)[:TEXT_SHOWN],
+        "culprit": culprit_text(culprit),
+        "because": because_text(one),
+        "what": without_blame(culprit.text, one.blame)[:TEXT_SHOWN],
+        "evidence": list(unseen(one, is_full=False)),
+        "plan": remedy_words(one)[0],
+        "cost": cost_text(one, now),
+        "timeline": [stage_value(one, *stage) for stage in stages(one)],
+        "alsoSeen": [sign_text(each, one.detected_at)[:TEXT_SHOWN] for each in others],
+    }
+
+
+def stage_value(incident: Incident, name: str, at: float, since: float) -> dict[str, Any]:
+    """A stage that the recovery has reached."""
+    return {
+        "stage": name,
+        "time": time_text(at, has_microseconds=True),
+        "sinceDetection": round(since, 3),
+        "lastPod": incident.slowest.get(name, ""),
+    }
+
+
+def _numbered(job: Object, incidents: Sequence[Incident], number: int) -> Incident:
+    found = next((each for each in incidents if each.number == number), None)
+    if found is None:
+        known = ", ".join(str(each.number) for each in incidents[-9:]) or "none"
+        name = job["metadata"]["name"]
+        raise SpecError(f"job {name} has no incident {number} (the newest it has: {known})")
+    return found
+
+
+async def incident_text(cluster: Cluster, name: str, number: int, now: float) -> str:
+    """The story of an incident as `unbroken explain --stacks` prints it, to be kept as a file."""
+    job = await cluster.job(name)
+    one = _numbered(job, await cluster.incidents(job), number)
+    head = f"job {job['metadata']['namespace']}/{name}"
+    return "\n".join([head, *story(one, now=now, is_full=True), ""])
+
+
+async def nodes_page(cluster: Cluster, now: float) -> dict[str, Any]:
+    """All nodes with their faults and repairs."""
+    pods = await cluster.select(PODS, namespace="")
+    records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
+    return {
+        "nodes": [
+            node_value(node, records.get(node["metadata"]["name"]), pods, now)
+            for node in await cluster.select(NODES)
+        ]
+    }
+
+
+def node_value(
+    node: Object, record: Object | None, pods: Sequence[Object], now: float
+) -> dict[str, Any]:
+    """A node, with the texts of `unbroken nodes describe`."""
+    row, held = node_row(node, record, pods, now), record_of(record)
+    return {
+        **row,
+        "status": status_text(row),
+        "repairText": repair_text(row),
+        "faults": [one[:TEXT_SHOWN] for one in fault_conditions(node)],
+        "repairNow": "" if held.repair is None else repair_line(held.repair, now)[:TEXT_SHOWN],
+        "repairs": [repair_line(one, now)[:TEXT_SHOWN] for one in reversed(held.history)],
+        "scoreText": score_line(held, now),
+    }

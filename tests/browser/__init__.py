@@ -1,0 +1,1 @@
+"""Tests of the live page in a real Chromium."""

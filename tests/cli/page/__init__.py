@@ -1,0 +1,1 @@
+"""Tests of the live page: its server, its contents, who may see it."""

@@ -1,0 +1,1 @@
+"""Tests of what the live page shows of ranks and of the past."""

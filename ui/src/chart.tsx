@@ -1,0 +1,146 @@
+// A chart of one value over time, with every incident marked.
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { clock, short } from "./format";
+
+export interface Mark {
+  /** Seconds since the epoch. */
+  from: number;
+  /** Null: the recovery goes on. */
+  to: number | null;
+  label: string;
+}
+
+const HEIGHT = 180;
+
+/** Draw `values` over `times` (seconds since the epoch); null is a gap. */
+export function Chart(props: {
+  title: string;
+  times: number[];
+  values: (number | null)[];
+  marks: Mark[];
+  /** The scale begins at 0, so that small changes look small. */
+  fromZero: boolean;
+}) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const newest = useRef(props);
+  newest.current = props;
+
+  useEffect(() => {
+    const element = place.current;
+    if (!element) return undefined;
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const make = () => {
+      plot.current?.destroy();
+      const { title, times, values, fromZero } = newest.current;
+      plot.current = drawn(element, title, fromZero, () => newest.current.marks, [times, values]);
+    };
+    make();
+    dark.addEventListener("change", make);
+    const resized = new ResizeObserver(() =>
+      plot.current?.setSize({ width: element.clientWidth, height: HEIGHT }),
+    );
+    resized.observe(element);
+    return () => {
+      dark.removeEventListener("change", make);
+      resized.disconnect();
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, []);
+  useEffect(() => plot.current?.setData([props.times, props.values]));
+
+  return (
+    <figure class="chart">
+      <figcaption>{props.title}</figcaption>
+      <div ref={place} role="img" aria-label={inWords(props)} />
+    </figure>
+  );
+}
+
+/** The chart for who does not see it. */
+function inWords({ title, values, marks }: { title: string; values: (number | null)[]; marks: Mark[] }): string {
+  const known = values.filter((one): one is number => one !== null);
+  if (known.length === 0) return `${title}: no values yet`;
+  const [least, most] = [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
+  const range = `from ${short(least)} to ${short(most)}, ${short(known[known.length - 1] ?? null)} now`;
+  return `${title}: ${range}; ${marks.length} incidents marked`;
+}
+
+/** A time at the axis: of the day, with the date where the axis is longer than a day. */
+function timeOf(at: number, ticks: number[]): string {
+  const time = new Date(at * 1000);
+  const isLong = (ticks[ticks.length - 1] ?? 0) - (ticks[0] ?? 0) > 86400;
+  return isLong ? `${time.toLocaleDateString("sv").slice(5)} ${clock(time).slice(0, 5)}` : clock(time);
+}
+
+function drawn(
+  element: HTMLElement,
+  title: string,
+  fromZero: boolean,
+  marks: () => Mark[],
+  data: [number[], (number | null)[]],
+): uPlot {
+  const style = getComputedStyle(element);
+  const colour = (name: string) => style.getPropertyValue(name).trim();
+  const axis = {
+    stroke: colour("--quiet"),
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { stroke: colour("--line"), width: 1 },
+    font: "12px system-ui, sans-serif",
+  };
+  return new uPlot(
+    {
+      width: element.clientWidth || 300,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { y: false, drag: { x: true, y: false } },
+      scales: {
+        x: { time: true },
+        y: fromZero ? { range: (_, __, most) => [0, Math.max(most, 0) * 1.1 || 1] } : {},
+      },
+      axes: [
+        { ...axis, space: 90, values: (_, ticks) => ticks.map((at) => timeOf(at, ticks)) },
+        { ...axis, size: 60, values: (_, ticks) => ticks.map((one) => short(one)) },
+      ],
+      series: [
+        {},
+        {
+          label: title,
+          stroke: colour("--accent"),
+          width: 2,
+          spanGaps: false,
+          points: { show: data[0].length < 30 },
+        },
+      ],
+      hooks: {
+        drawClear: [
+          (plot) => {
+            const { ctx, bbox } = plot;
+            ctx.save();
+            for (const mark of marks()) {
+              const [x, end] = [mark.from, mark.to ?? Date.now() / 1000].map((at) =>
+                plot.valToPos(at, "x", true),
+              ) as [number, number];
+              if (end < bbox.left || x > bbox.left + bbox.width) continue;
+              const left = Math.max(x, bbox.left);
+              const width = Math.max(Math.min(end, bbox.left + bbox.width) - left, 2);
+              ctx.fillStyle = colour("--mark");
+              ctx.fillRect(left, bbox.top, width, bbox.height);
+              if (x < bbox.left) continue;
+              ctx.fillStyle = colour("--bad");
+              ctx.fillRect(x, bbox.top, 1.5 * devicePixelRatio, bbox.height);
+              ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+              ctx.textBaseline = "top";
+              ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 2);
+            }
+            ctx.restore();
+          },
+        ],
+      },
+    },
+    data,
+    element,
+  );
+}

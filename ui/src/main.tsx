@@ -1,0 +1,7 @@
+import { render } from "preact";
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+import { App } from "./app";
+
+const place = document.getElementById("page");
+if (place) render(<App />, place);

@@ -1,0 +1,225 @@
+import { Chart, type Mark } from "../chart";
+import type { JobPage } from "../contents";
+import { count, counted, moment, NONE, percent, short, span } from "../format";
+import { HeatMap } from "../heat_map";
+import { Card, type Column, Figure, Share, State, Table } from "../parts";
+import { Recoveries } from "../recoveries";
+
+type Rank = JobPage["different"][number];
+type Pod = JobPage["pods"][number];
+type Detector = JobPage["detectors"][number];
+type Event = JobPage["events"][number];
+
+const PODS: Column<Pod>[] = [
+  { title: "Pod", cell: (pod) => pod.name },
+  { title: "Node", cell: (pod) => pod.node || NONE },
+  { title: "Phase", cell: (pod) => (pod.reason ? `${pod.phase} (${pod.reason})` : pod.phase) },
+  { title: "Agent", cell: (pod) => pod.agentState || NONE },
+  { title: "Attempt", cell: (pod) => count(pod.attempt), number: true },
+  { title: "Workers", cell: (pod) => count(pod.workers), number: true },
+  { title: "Restarts", cell: (pod) => count(pod.restarts), number: true },
+];
+const EVENTS: Column<Event>[] = [
+  { title: "Time", cell: (event) => moment(event.time), whole: true },
+  { title: "Reason", cell: (event) => event.reason },
+  { title: "Message", cell: (event) => event.message + (event.count > 1 ? ` (x${event.count})` : "") },
+];
+const DETECTORS: Column<Detector>[] = [
+  { title: "Detector", cell: (one) => one.detector },
+  { title: "Mode", cell: (one) => one.mode },
+  { title: "Alarms right", cell: (one) => count(one.right), number: true },
+  { title: "Wrong", cell: (one) => count(one.wrong), number: true },
+  { title: "Looks for", cell: (one) => one.means },
+];
+
+/** A job: how it trains, its ranks, its incidents, where its time went. */
+export function Job({ page }: { page: JobPage }) {
+  const { history } = page;
+  const marks = page.incidents.map(markOf);
+  const charts: [string, (number | null)[]][] = [
+    ...history.metricNames.map((name, index): [string, (number | null)[]] => [
+      name,
+      history.metricValues[index] ?? [],
+    ]),
+    ["steps per second", history.rates],
+    ["step", history.steps],
+  ];
+  return (
+    <>
+      <p class="path">
+        <a href="/jobs">Jobs</a> <span>{page.namespace}</span>
+      </p>
+      <h1>
+        {page.name} <State name={page.state} />
+      </h1>
+      {page.message && <p class="summary">{page.message}</p>}
+      {page.waiting.length > 0 && (
+        <div class="notice">
+          <strong>Waits for</strong>
+          <ul>
+            {page.waiting.map((line, index) => (
+              <li key={index}>{line}</li>
+            ))}
+          </ul>
+        </div>
+      )}
+      <dl class="figures">
+        <Figure name="Goodput">
+          <Share share={page.goodput.share} />
+        </Figure>
+        <Figure name="Step">{count(page.step)}</Figure>
+        <Figure name="Steps per second">{short(page.stepsPerSecond)}</Figure>
+        <Figure name="Ranks">{count(page.worldSize)}</Figure>
+        <Figure name="Pods ready">{`${page.ready}/${page.replicas}`}</Figure>
+        <Figure name="Restarts">{count(page.restarts)}</Figure>
+        <Figure name="Last fault">{page.lastFault || NONE}</Figure>
+      </dl>
+      <div class="cards">
+        <Card title="Training" id="training" wide>
+          {history.times.length === 0 ? (
+            <p class="quiet">
+              No rank has reported a step while this page&apos;s server ran. Scripts report steps with{" "}
+              <code>unbroken.worker</code>.
+            </p>
+          ) : (
+            <div class="charts">
+              {charts
+                .filter(([, values]) => values.some((one) => one !== null))
+                .map(([title, values]) => (
+                  <Chart
+                    title={title}
+                    times={history.times}
+                    values={values}
+                    marks={marks}
+                    fromZero={values !== history.steps && !history.metricNames.includes(title)}
+                    key={title}
+                  />
+                ))}
+            </div>
+          )}
+        </Card>
+        <Card title="Ranks" id="ranks">
+          {page.heatMap ? <HeatMap map={page.heatMap} /> : <p class="quiet">No rank runs.</p>}
+          {page.different.length > 0 && <Different page={page} />}
+        </Card>
+        <Card title="Where time went" id="time">
+          <Parts page={page} />
+        </Card>
+        <Card title="Recoveries" id="recoveries" wide>
+          {page.incidents.length > 0 ? <Recoveries page={page} /> : <p class="quiet">No incidents so far.</p>}
+        </Card>
+        <Card title="What watches it" id="watch" wide>
+          {page.watch.length > 0 && (
+            <ul>
+              {page.watch.map((line, index) => (
+                <li key={index}>{line}</li>
+              ))}
+            </ul>
+          )}
+          <details>
+            <summary>{counted(page.detectors.length, "detector")}: {modes(page.detectors)}</summary>
+            <Table label="Detectors" columns={DETECTORS} rows={page.detectors} />
+          </details>
+        </Card>
+        <Card title="Pods" id="pods" wide>
+          {page.pods.length > 0 ? (
+            <Table label="Pods" columns={PODS} rows={page.pods} />
+          ) : (
+            <p class="quiet">The job has no pods.</p>
+          )}
+        </Card>
+        {page.events.length > 0 && (
+          <Card title="Latest events" id="events" wide>
+            <Table
+              label="Latest events"
+              columns={EVENTS}
+              rows={[...page.events].reverse()}
+            />
+          </Card>
+        )}
+      </div>
+    </>
+  );
+}
+
+/** `3 act, 4 warn, 1 shadow`. */
+function modes(detectors: Detector[]): string {
+  return ["act", "warn", "shadow", "off"]
+    .map((mode): [string, number] => [mode, detectors.filter((one) => one.mode === mode).length])
+    .filter(([, number]) => number > 0)
+    .map(([mode, number]) => `${number} ${mode}`)
+    .join(", ");
+}
+
+/** The time that an incident took, as a mark in the charts. */
+export function markOf(incident: JobPage["incidents"][number]): Mark {
+  const last = incident.stages[incident.stages.length - 1];
+  const to = incident.outcome ? incident.began + (last?.to ?? 0) : null;
+  return { from: incident.began, to, label: String(incident.number) };
+}
+
+function Different({ page }: { page: JobPage }) {
+  const now = new Date(page.now).getTime();
+  const silence = (rank: Rank) =>
+    rank.lastSign === null ? NONE : span(Math.max(0, (now - new Date(rank.lastSign).getTime()) / 1000));
+  const columns: Column<Rank>[] = [
+    { title: "Rank", cell: (rank) => rank.rank, number: true },
+    { title: "Pod", cell: (rank) => rank.pod },
+    { title: "Phase", cell: (rank) => rank.phase || NONE },
+    { title: "Step", cell: (rank) => count(rank.step), number: true },
+    { title: "Silent for", cell: silence, number: true },
+    {
+      title: "Usual",
+      cell: (rank) => (rank.allowedSeconds === null ? "learning" : span(rank.allowedSeconds)),
+      number: true,
+    },
+    { title: "Alarms", cell: (rank) => rank.alarms.join("; ") || NONE },
+  ];
+  return (
+    <>
+      <h3>{counted(page.differentCount, "rank")} that differ</h3>
+      <Table
+        label="Ranks that differ"
+        columns={columns}
+        rows={page.different}
+      />
+    </>
+  );
+}
+
+function Parts({ page }: { page: JobPage }) {
+  const total = page.goodput.totalSeconds;
+  if (!total) return <p class="quiet">The job has not started.</p>;
+  return (
+    <>
+      <div class="parts" aria-hidden="true">
+        {page.parts.map((one, index) => (
+          <span
+            class={`part${Math.min(index, 6)}`}
+            key={one.part}
+            style={{ width: `${(one.partSeconds / total) * 100}%` }}
+          />
+        ))}
+      </div>
+      <Table
+        label="Parts of the job's time"
+        rows={page.parts}
+        columns={[
+          {
+            title: "Part",
+            cell: (one) => (
+              <>
+                <span class={`cell part${Math.min(page.parts.indexOf(one), 6)}`} /> {one.part}
+              </>
+            ),
+          },
+          { title: "Time", cell: (one) => span(one.partSeconds), number: true },
+          { title: "Share", cell: (one) => percent(one.partSeconds / total), number: true },
+        ]}
+      />
+      {page.goodput.incidentsOfUnknownCost > 0 && (
+        <p class="quiet">{counted(page.goodput.incidentsOfUnknownCost, "incident")} of unknown cost</p>
+      )}
+    </>
+  );
+}

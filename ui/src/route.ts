@@ -1,0 +1,55 @@
+// The address of the page says what it shows: it can be reloaded, kept and sent to a colleague.
+
+export type Route =
+  | { page: "jobs" }
+  | { page: "nodes" }
+  | { page: "job"; namespace: string; name: string }
+  | { page: "incident"; namespace: string; name: string; number: number }
+  | { page: "unknown" };
+
+/** Read the path of an address. */
+export function routeOf(path: string): Route {
+  const parts = path.split("/").filter(Boolean).map(decoded);
+  if (parts.length === 0 || (parts.length === 1 && parts[0] === "jobs")) return { page: "jobs" };
+  if (parts.length === 1 && parts[0] === "nodes") return { page: "nodes" };
+  const [kind, namespace, name, below, number] = parts;
+  if (kind !== "jobs" || !namespace || !name) return { page: "unknown" };
+  if (parts.length === 3) return { page: "job", namespace, name };
+  if (parts.length === 5 && below === "incidents" && number && /^[0-9]{1,9}$/.test(number)) {
+    return { page: "incident", namespace, name, number: Number(number) };
+  }
+  return { page: "unknown" };
+}
+
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return "";
+  }
+}
+
+/** The address of a job's page. */
+export function jobPath(namespace: string, name: string): string {
+  return `/jobs/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`;
+}
+
+/** The address of an incident's page. */
+export function incidentPath(namespace: string, name: string, number: number): string {
+  return `${jobPath(namespace, name)}/incidents/${number}`;
+}
+
+/** The path of the contents below /api/page/ and /api/stream/; null: there are none. */
+export function contentsPath(route: Route): string | null {
+  switch (route.page) {
+    case "jobs":
+    case "nodes":
+      return route.page;
+    case "job":
+      return jobPath(route.namespace, route.name).slice(1);
+    case "incident":
+      return incidentPath(route.namespace, route.name, route.number).slice(1);
+    case "unknown":
+      return null;
+  }
+}

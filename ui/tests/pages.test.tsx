@@ -1,0 +1,184 @@
+import { cleanup, fireEvent, render, within } from "@testing-library/preact";
+import type { ComponentChildren } from "preact";
+import axe from "axe-core";
+import { afterEach, expect, test } from "vitest";
+import { Incident } from "../src/pages/incident";
+import { Job } from "../src/pages/job";
+import { Jobs } from "../src/pages/jobs";
+import { Nodes } from "../src/pages/nodes";
+import { HOSTILE, heatMap, incidentPage, jobPage, jobRow, nodeRow, recovery } from "./samples";
+
+afterEach(cleanup);
+
+async function faults(element: Element): Promise<string[]> {
+  const options = { rules: { "color-contrast": { enabled: false }, region: { enabled: false } } };
+  return (await axe.run(element, options)).violations.map((one) => `${one.id}: ${one.help}`);
+}
+
+test("the list has a row for each job, with what the commands show", async () => {
+  const { getByRole, container } = render(<Jobs page={{ jobs: [jobRow()], resumed: [] }} />);
+  const row = within(getByRole("table", { name: "Jobs" })).getAllByRole("row")[1];
+  for (const text of ["train", "Running", "93.3%", "16,384", "2/2", "SIGKILL", "1,200", "4.88"]) {
+    expect(row?.textContent).toContain(text);
+  }
+  expect(getByRole("link", { name: "train" }).getAttribute("href")).toBe("/jobs/default/train");
+  expect(await faults(container)).toEqual([]);
+});
+
+test("jobs are filtered by name, fault and state", () => {
+  const jobs = [
+    jobRow({ name: "llm-a", lastFault: "SIGKILL" }),
+    jobRow({ name: "llm-b", lastFault: "", state: "Failed" }),
+    jobRow({ name: "vision", namespace: "team" }),
+  ];
+  const { getByRole, getByLabelText, queryByRole } = render(<Jobs page={{ jobs, resumed: [] }} />);
+  const names = () =>
+    within(getByRole("table", { name: "Jobs" }))
+      .getAllByRole("link")
+      .map((one) => one.textContent);
+  fireEvent.input(getByLabelText("Name or fault"), { target: { value: "LLM sig" } });
+  expect(names()).toEqual(["llm-a"]);
+  fireEvent.input(getByLabelText("Name or fault"), { target: { value: "team/" } });
+  expect(names()).toEqual(["team/vision"]);
+  fireEvent.input(getByLabelText("Name or fault"), { target: { value: "" } });
+  fireEvent.change(getByLabelText("State"), { target: { value: "Failed" } });
+  expect(names()).toEqual(["llm-b"]);
+  fireEvent.input(getByLabelText("Name or fault"), { target: { value: "none such" } });
+  expect(queryByRole("table")).toBeNull();
+});
+
+test("without jobs the page says how to start one", () => {
+  const { container } = render(<Jobs page={{ jobs: [], resumed: [] }} />);
+  expect(container.textContent).toContain("unbroken run train.py");
+});
+
+test("a job has its charts in words, its ranks, its recoveries and its time", async () => {
+  const { getByRole, getAllByRole, container } = render(<Job page={jobPage()} />);
+  const pictures = getAllByRole("img").map((one) => one.getAttribute("aria-label"));
+  expect(pictures).toContain("loss: from 2.5 to 3, 2.5 now; 1 incidents marked");
+  expect(pictures).toContain("Ranks by silence: 4 cells of 1 rank, none differs");
+  expect(pictures).toContain("1.500 s: detection 0.500 s, stop 0.500 s, first step 0.500 s");
+  expect(getByRole("link", { name: "Incident 1" }).getAttribute("href")).toBe(
+    "/jobs/default/train/incidents/1",
+  );
+  const time = within(getByRole("table", { name: "Parts of the job's time" }));
+  expect(time.getAllByRole("row").map((row) => row.textContent)).toEqual([
+    "PartTimeShare",
+    " productive1m 33s93.3%",
+    " start-up5.000 s5.0%",
+    " lost: Signal1.690 s1.6%",
+  ]);
+  expect(await faults(container)).toEqual([]);
+});
+
+test("a job that reports nothing yet has no empty charts", () => {
+  const nothing = { times: [], steps: [], rates: [], metricNames: [], metricValues: [] };
+  const { container } = render(
+    <Job page={jobPage({ history: nothing, heatMap: null, incidents: [], incidentCount: 0, worldSize: null })} />,
+  );
+  expect(container.textContent).toContain("No rank has reported a step");
+  expect(container.textContent).toContain("No rank runs.");
+  expect(container.textContent).toContain("No incidents so far.");
+  expect(container.querySelectorAll("[role=img]")).toHaveLength(0);
+});
+
+test("ranks that differ are a table with their alarms", () => {
+  const rank = {
+    rank: 7,
+    pod: "train-pods-1",
+    phase: "train",
+    step: 40,
+    stepSeconds: 0.2,
+    lastSign: "2026-11-29T10:01:30Z",
+    allowedSeconds: 5,
+    alarms: ["stopped: stopped by a signal"],
+  };
+  const { getByRole } = render(<Job page={jobPage({ different: [rank], differentCount: 40 })} />);
+  expect(getByRole("heading", { name: "40 ranks that differ" })).toBeTruthy();
+  const row = within(getByRole("table", { name: "Ranks that differ" })).getAllByRole("row")[1];
+  expect(row?.textContent).toBe("7train-pods-1train4010.0 s5.000 sstopped: stopped by a signal");
+});
+
+test("an open incident is marked up to now and said to be open", () => {
+  const { container } = render(<Job page={jobPage({ incidents: [recovery({ outcome: "", stages: [] })] })} />);
+  expect(container.querySelector(".recoveries")?.textContent).toContain("open");
+});
+
+test("an incident is a story: culprit, evidence, stacks with the differing rank first, remedy, receipt", async () => {
+  const { getByRole, getAllByRole, container } = render(<Incident page={incidentPage()} />);
+  const headings = getAllByRole("heading").map((one) => one.textContent);
+  expect(headings.indexOf("differs Rank 3: stopped by a signal")).toBeLessThan(
+    headings.indexOf(" Ranks 0-2 (3): waits in all_reduce"),
+  );
+  expect(headings).toEqual(expect.arrayContaining(["Culprit", "Evidence", "Remedy", "Receipt"]));
+  expect(container.textContent).toContain("The replicas agree.");
+  expect(getByRole("link", { name: "← incident 1" }).getAttribute("href")).toBe("/jobs/default/train/incidents/1");
+  expect(getByRole("link", { name: "Save as a file" }).getAttribute("href")).toBe(
+    "/api/text/jobs/default/train/incidents/2",
+  );
+  expect(await faults(container)).toEqual([]);
+});
+
+test("a node has its faults and its repairs", async () => {
+  const bad = nodeRow({
+    name: "node-1",
+    status: "NotReady",
+    faults: ["Ready=Unknown NodeStatusUnknown: silent"],
+    repairNow: "reboot Acting after 3 s",
+    repairs: ["reset Done"],
+    quarantined: "too often",
+  });
+  const { getAllByRole, container } = render(<Nodes page={{ nodes: [nodeRow(), bad] }} />);
+  const row = getAllByRole("row")[2]?.textContent ?? "";
+  for (const text of ["NotReady", "NodeStatusUnknown: silent", "reboot Acting", "1 earlier repair", "too often"]) {
+    expect(row).toContain(text);
+  }
+  expect(await faults(container)).toEqual([]);
+});
+
+const INCIDENT = incidentPage();
+const HOSTILE_PAGES: [string, ComponentChildren][] = [
+  ["jobs", <Jobs page={{ jobs: [jobRow({ name: HOSTILE, lastFault: HOSTILE, state: HOSTILE })], resumed: [] }} />],
+  [
+    "job",
+    <Job
+      page={jobPage({
+        name: HOSTILE,
+        message: HOSTILE,
+        waiting: [HOSTILE],
+        watch: [HOSTILE],
+        heatMap: heatMap({ phases: [HOSTILE, "", "", ""] }),
+        history: { times: [1], steps: [1], rates: [1], metricNames: [HOSTILE], metricValues: [[1]] },
+        incidents: [recovery({ fault: HOSTILE, culprit: HOSTILE, outcome: HOSTILE })],
+        events: [{ type: HOSTILE, reason: HOSTILE, message: HOSTILE, time: HOSTILE, count: 1 }],
+      })}
+    />,
+  ],
+  [
+    "incident",
+    <Incident
+      page={{
+        ...INCIDENT,
+        job: HOSTILE,
+        culprit: HOSTILE,
+        evidence: [HOSTILE],
+        alsoSeen: [HOSTILE],
+        incident: {
+          ...INCIDENT.incident,
+          resumed: HOSTILE,
+          groups: [{ ranks: HOSTILE, count: 1, doing: HOSTILE, stack: [HOSTILE] }],
+        },
+      }}
+    />,
+  ],
+  ["nodes", <Nodes page={{ nodes: [nodeRow({ name: HOSTILE, faults: [HOSTILE], repairNow: HOSTILE })] }} />],
+];
+
+test.each(HOSTILE_PAGES)("hostile text on the page of %s is shown and never run", (_, page) => {
+  document.title = "safe";
+  const { container } = render(<>{page}</>);
+  expect(container.textContent).toContain(HOSTILE);
+  expect(container.querySelectorAll("script, img[src], [onerror]")).toHaveLength(0);
+  for (const link of container.querySelectorAll("a")) expect(link.href).toMatch(/^http:/);
+  expect(document.title).toBe("safe");
+});
