@@ -36,6 +36,7 @@ def test_all_devices_sum_and_each_meets_each_other(tmp_path: Path) -> None:
     assert set(by_test) == {"device-all-reduce", "device-bandwidth", "device-links"}
     assert by_test["device-all-reduce"]["message"] == ("gloo, 3 processes, 16 MiB, every sum right")
     assert by_test["device-bandwidth"]["measured"] > 0
+    assert by_test["device-bandwidth"]["backend"] == "gloo"
     assert by_test["device-links"]["message"].startswith("the slowest of 3 links is that of")
 
 
@@ -75,6 +76,7 @@ def test_two_machines_sum_with_all_devices_whatever_their_numbers(tmp_path: Path
         by_test = {one["test"]: one for one in results}
         assert by_test["all-reduce"]["message"] == "gloo, 5 processes, 16 MiB, every sum right"
         assert by_test["all-reduce-bandwidth"]["measured"] > 0
+        assert by_test["all-reduce-bandwidth"]["backend"] == "gloo"
         assert by_test["device-links"]["message"].startswith("the slowest is device ")
 
 
