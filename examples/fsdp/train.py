@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic  # noqa: TID251  (samples per second)
 from typing import Any, NamedTuple, NoReturn
 
@@ -80,8 +81,9 @@ class Options:
     logging_freq: int = 1
     validation_freq: int = 25
     checkpoint_dir: str = ""
-    """Folder that all ranks share, or the URL of a store, such as s3://bucket/run. Empty: no
-    checkpoints, only the copies in memory."""
+    """Folder, or the URL of a store, such as s3://bucket/run. In a folder that each node has for
+    itself, only the same ranks find their shards again. Empty: no checkpoints, only the copies in
+    memory."""
     checkpoint_freq: int = 50
     resume_from_checkpoint: str = ""
     """The folder to begin from, if it is another one than `checkpoint_dir`."""
@@ -361,6 +363,18 @@ def validate(model: Llama, batches: Sequence[Tensor], device: torch.device) -> f
     return mean_of_ranks(torch.stack(losses).mean())
 
 
+def is_shared(directory: str, device: torch.device) -> bool:
+    """Make a folder; return whether it is the same one for all ranks, by a file of rank 0."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".seen-") as made:
+        names = [Path(made).name]
+        dist.broadcast_object_list(names, device=device)
+        is_seen = torch.tensor(int((folder / names[0]).is_dir()), device=device)
+        dist.all_reduce(is_seen, dist.ReduceOp.MIN)
+    return bool(is_seen.item())
+
+
 def say(text: str) -> None:
     """Print a line once for all ranks."""
     if dist.get_rank() == 0:
@@ -382,9 +396,11 @@ class Training:
         self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
         self.saved = None
         if options.checkpoint_dir:
-            if "://" not in options.checkpoint_dir:
-                Path(options.checkpoint_dir).mkdir(parents=True, exist_ok=True)
-            self.saved = worker.checkpoints(options.checkpoint_dir, every=options.checkpoint_freq)
+            self.saved = worker.checkpoints(
+                options.checkpoint_dir,
+                every=options.checkpoint_freq,
+                shared="://" in options.checkpoint_dir or is_shared(options.checkpoint_dir, device),
+            )
         self.snapshot = worker.Snapshot(**self.parts, checkpoints=self.saved)
 
     def restore(self) -> int:
@@ -420,7 +436,7 @@ class Training:
                 epoch, loss = self.data.epoch, self.step(step, samples)
                 self.snapshot.save(step)
                 worker.progress(step, samples=self.data.samples, loss=loss)
-                if step % options.logging_freq == 0:
+                if (step + 1) % options.logging_freq == 0:
                     now = monotonic()
                     count = options.logging_freq * len(samples) * dist.get_world_size()
                     pace, began = count / (now - began), now

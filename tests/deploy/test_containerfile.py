@@ -6,11 +6,15 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
 
 from tests.apiservers import ROOT
 from tests.deploy.charts import of_kind, pod_of, render
 
 FILE = ROOT / "deploy/Containerfile"
+EXAMPLE = ROOT / "examples/fsdp/Containerfile"
 HOME = "/opt/unbroken"
 NOBODY = 65532
 """User id with which the chart runs its pods."""
@@ -29,9 +33,9 @@ class Stage:
         return [text for one, text in self.steps if one == instruction]
 
 
-def instructions() -> Iterator[tuple[str, str]]:
-    """Yield the instructions of the file, with continued lines joined."""
-    lines = [one for one in FILE.read_text().splitlines() if not one.startswith("#")]
+def instructions(file: Path = FILE) -> Iterator[tuple[str, str]]:
+    """Yield the instructions of a file, with continued lines joined."""
+    lines = [one for one in file.read_text().splitlines() if not one.startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         if line.strip():
             word, _, text = line.partition(" ")
@@ -125,3 +129,22 @@ def test_pip_takes_nothing_without_a_hash_but_torch() -> None:
 def test_torch_is_the_one_that_is_tested() -> None:
     (wanted,) = re.findall(r"torch==([\d.]+)", (ROOT / "tools/setup.sh").read_text())
     assert f"torch=={wanted}" in stages()["torch"].of("ARG")[0]
+
+
+def test_the_image_of_the_example_is_made_of_what_is_tested() -> None:
+    steps = list(instructions(EXAMPLE))
+    assert steps[0] == ("ARG", "TRAINING=unbroken-training:0.1.0")
+    (install,) = [text for word, text in steps if word == "RUN"]
+    tested = (ROOT / "tools/frameworks-requirements.txt").read_text().splitlines()
+    packages = re.findall(r"\w+==[\w.]+", install)
+    assert len(packages) == 2
+    assert set(packages) <= set(tested)
+    (script, place) = dict(steps)["COPY"].split()
+    job = yaml.safe_load((ROOT / "tests/spec/manifests/fsdp-llama3-8b.yaml").read_text())
+    (container,) = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert place in container["command"]
+    assert (EXAMPLE.parent / script).exists()
+    assert [text for word, text in steps if word == "USER"][-1] == f"{NOBODY}:{NOBODY}"
+    own = list(yaml.safe_load_all((EXAMPLE.parent / "llama.yaml").read_text()))[-1]
+    (container,) = own["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert f"-t {container['image']} examples/fsdp" in EXAMPLE.read_text()

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.e2e.clusters import Cluster
+from tests.e2e.conftest import kubectl_path as kubectl_path
 from tests.examples.hub import serving
 from tests.tiers import FRAMEWORKS_ENV
 
@@ -52,6 +54,15 @@ PreTrainedTokenizerFast(
     tokenizer_object=made, bos_token="<s>", eos_token="</s>"
 ).save_pretrained(folder)
 """
+
+SMALL = """
+import os, sys
+os.environ |= {environment!r}
+os.execv({python!r}, [{python!r}, {script!r}, *sys.argv[1:], *{options!r}])
+"""
+"""Script in the place of the manifest's: the example with more options and variables, executed by
+the Python of the frameworks, which stands for the image's."""
+FSDP = "llama3-1-8b-fsdp-hpto"
 
 
 def document_arguments() -> list[str]:
@@ -167,3 +178,73 @@ def test_a_tokenizer_is_taken_from_a_folder(tmp_path: Path, hub: dict[str, str])
     assert done.returncode == 0, done.stderr
     # The logarithm of the size of the vocabulary: 256 bytes would begin at 5.5.
     assert losses(done.stdout)[0] == pytest.approx(6.9, abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def hyperpod(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
+    """Two nodes with what the document's manifest asks of each, for one rank instead of eight."""
+    found = Cluster(tmp_path_factory.mktemp("hyperpod") / "state", kubectl_path)
+    found.unbroken(
+        *("up", "--detach", "--nodes", "2", "--gpu-per-node", "1"),
+        *("--resource", "vpc.amazonaws.com/efa=32"),
+        *("--label", "sagemaker.amazonaws.com/compute-type=ml.p5.48xlarge"),
+    )
+    yield found
+    found.take_away()
+
+
+def manifest(folder: Path, hub: dict[str, str], **options: object) -> str:
+    """Return the document's manifest for one GPU a node, with a script that has more options."""
+    script = folder / "train.py"
+    settings = {"python": str(FRAMEWORKS_ENV / "bin/python"), "script": str(TRAIN)}
+    variables = hub | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    script.write_text(SMALL.format(**settings, environment=variables, options=small(**options)))
+    text = MANIFEST.read_text().replace("/fsdp/train.py", str(script))
+    text = text.replace("/tmp/hyperpod", f"{folder}/logs").replace("/mnt/k8s-disks", str(folder))
+    text = re.sub(r'nprocPerNode: "8"', 'nprocPerNode: "1"', text)
+    return re.sub(r"(nproc_per_node=|gpu: )8", r"\g<1>1", text)
+
+
+def until(cluster: Cluster, condition: str) -> None:
+    """Wait for a condition of the job."""
+    cluster.wait(f"hyperpodpytorchjobs/{FSDP}", f"condition={condition}", seconds=500)
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.frameworks
+def test_the_manifest_of_the_document_trains(
+    hyperpod: Cluster, tmp_path: Path, hub: dict[str, str]
+) -> None:
+    text = manifest(tmp_path, hub, max_steps=60, learning_rate=0.01)
+    hyperpod.kubectl("apply", "-f", "-", stdin=text)
+    until(hyperpod, "Completed")
+    # Its pods are gone by now: cleanPodPolicy All.
+    outputs = (tmp_path / "logs").glob("*/attempt_0/0/stdout.log")
+    text = "".join(output.read_text() for output in outputs)
+    assert "checkpoint of step 50 begun" in text
+    seen = losses(text)
+    assert list(seen) == list(range(60))
+    assert seen[59] < seen[0]
+    job = hyperpod.get("hyperpodpytorchjobs", FSDP)
+    assert not [one for one in job["status"]["conditions"] if one["type"] == "Faulted"]
+    hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.frameworks
+def test_the_rule_of_the_document_restarts_a_job_that_prints_no_loss(
+    hyperpod: Cluster, tmp_path: Path, hub: dict[str, str]
+) -> None:
+    text = manifest(tmp_path, hub, max_steps=10**9, logging_freq=10**9)
+    hyperpod.kubectl("apply", "-f", "-", stdin=text)
+    until(hyperpod, "Running")
+    # Its rule JobStart waits for four minutes.
+    until(hyperpod, "Faulted")
+    until(hyperpod, "Running")
+    culprit = hyperpod.get("incidents.unbroken.dev", f"{FSDP}-1")["spec"]["culprit"]
+    assert (culprit["rule"], culprit["violation"]) == ("JobStart", "Hang")
+    hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
