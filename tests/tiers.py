@@ -54,10 +54,15 @@ REAL_NODES = {
     **{"gcc": "gcc", "buildah": "buildah", "mmdebstrap": "mmdebstrap"},
 }
 BROWSER = {"node": "nodejs", "npm": "npm", "chromium": "chromium"}
+MONITORING = {
+    **{"prometheus": "prometheus", "promtool": "prometheus"},
+    "prometheus-node-exporter": "prometheus-node-exporter",
+}
 PROGRAMS: dict[str, dict[str, str]] = {
     "kube": CONTROL_PLANE,
     "nodes": REAL_NODES,
     "browser": BROWSER,
+    "clients": MONITORING,
 }
 """Programs that a tier needs, with Debian's package of each."""
 
@@ -101,7 +106,8 @@ def _never_runs(item: pytest.Item) -> bool:
 
 def missing(tier: str) -> str | None:
     """Return what this machine lacks for a tier, with what to do, in one line; None if nothing."""
-    lacks = [package for name, package in PROGRAMS.get(tier, {}).items() if not shutil.which(name)]
+    absent = [package for name, package in PROGRAMS.get(tier, {}).items() if not shutil.which(name)]
+    lacks = list(dict.fromkeys(absent))
     if lacks:
         target = "test-ui" if tier == "browser" else f"test-{tier}"
         return (

@@ -360,7 +360,8 @@ def metrics() -> Iterator[str]:
         "and port of its own pod. The agent serves no metrics.",
         "[The guide](../guide/metrics.md) has the scrape configuration and useful alerts.",
         "Histograms have the series `_bucket`, `_sum` and `_count`. The Prometheus client library",
-        "adds `process_*` and `python_info`.",
+        "adds `process_*` and `python_info`, and to some counters and histograms the time of their",
+        "creation (`_created`).",
         "",
     )
     for title, text, found in (

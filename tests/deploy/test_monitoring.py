@@ -11,8 +11,10 @@ from tests.deploy.charts import EVERYTHING, Object, of_kind, one_of, pod_of, ren
 from tests.tools import tool
 
 GUIDE = ROOT / "docs/guide"
-NAME = re.compile(r"\b(?:(?:unbroken|hyperpod|training|node)_[A-Za-z_]+[a-z]|DCGM_FI_[A-Z_]+)")
-ROW = re.compile(r"^\| `([A-Za-z_]+)` \| ([^|]*)\|", re.MULTILINE)
+NAME = re.compile(
+    r"\b(?:(?:unbroken|hyperpod|training|node)_[A-Za-z0-9_]+[a-z0-9]|DCGM_FI_[A-Z_]+)"
+)
+ROW = re.compile(r"^\| `([A-Za-z0-9_]+)` \| ([^|]*)\|", re.MULTILINE)
 MEMORY = re.compile(r"node_memory_\w+_bytes")
 OF_THE_SCRAPER = {"instance"}
 MATCHER = re.compile(r"[{,]([a-zA-Z_]+)=")
