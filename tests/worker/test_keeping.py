@@ -166,3 +166,17 @@ def test_what_belongs_to_the_groups_of_one_attempt_is_refused(
         worker.keep(lambda: (DistributedDataParallel(nn.Linear(4, 2)), 1))
     with pytest.raises(SpecError, match="DTensors"):
         worker.keep(lambda: [{"model": sharded()}], name="sharded")
+
+
+def test_what_has_no_gradients_when_the_fault_comes_is_kept_too(attempt: Attempt) -> None:
+    """Parameters that are frozen, lazy ones, and a thread that computes without gradients."""
+    attempt(0)
+    first = worker.keep(lambda: [nn.Linear(4, 2), nn.LazyLinear(3), nn.Linear(1, 1)])
+    keeping.saved()
+    first[0].requires_grad_(False)
+    torch.set_grad_enabled(False)
+    try:
+        attempt(1)
+        assert worker.keep(build) is first
+    finally:
+        torch.set_grad_enabled(True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -152,3 +154,20 @@ def test_what_was_overwritten_by_another_writer_is_still_read_and_found(
     found = snapshot.restore()
     assert found is not None
     assert found.step == 1
+
+
+def test_slots_that_are_not_used_again_are_unmapped(
+    memory: SnapshotSlots, line: Channel, begin: Begin
+) -> None:
+    """Their memory would stay taken, although the agent has dropped them."""
+    begin(0)
+    trained(line, torch.zeros(1000), 1, 2)
+    former = [weakref.ref(slot) for slot in _left["training"][1]]
+    begin(1)
+    snapshot = Snapshot(weights=torch.zeros(2000), channel=line)
+    assert snapshot.restore() is None, "it has another shape"
+    for step in (1, 2):
+        assert snapshot.save(step)
+    snapshot.flush()
+    gc.collect()
+    assert [reference() for reference in former] == [None, None]

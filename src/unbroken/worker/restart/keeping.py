@@ -101,8 +101,9 @@ def end() -> None:
 def leave() -> None:
     """Prepare for the next attempt: what still accumulates gradients for this one is found then."""
     for kept in _process.kept.values():
-        for parameter in kept.parameters:
-            _accumulator(parameter).metadata[MARK] = True
+        for node in map(_accumulator, kept.parameters):
+            if node is not None:
+                node.metadata[MARK] = True
 
 
 def saved() -> None:
@@ -139,12 +140,22 @@ def _refusal(kept: _Kept) -> str:
 
 
 def _is_marked(parameter: Any) -> bool:
-    return MARK in _accumulator(parameter).metadata
+    node = _accumulator(parameter)
+    return node is not None and MARK in node.metadata
 
 
 def _accumulator(parameter: Any) -> Any:
-    """Return the node that accumulates the gradient: another one, once nothing holds it."""
-    return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    """Return the node that accumulates the gradient: another one, once nothing holds it.
+
+    None: the parameter has none by now, because it was frozen or never used (a lazy module's).
+    """
+    torch = import_module("torch")
+    if import_module("torch.nn.parameter").is_lazy(parameter):
+        return None
+    # A fault may have left the thread without gradients (torch.set_grad_enabled).
+    with torch.inference_mode(False), torch.enable_grad():
+        function = parameter.expand_as(parameter).grad_fn
+    return None if function is None else function.next_functions[0][0]
 
 
 def _parameters(name: str, value: Any) -> Iterator[Any]:

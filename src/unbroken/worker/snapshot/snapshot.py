@@ -344,7 +344,7 @@ class Snapshot(KeptParts):
         if slot is not before:
             slot.capacity = capacity
         slot.attempt = self.context.attempt
-        self._open[index] = slot
+        self._open[index], self._again[index] = slot, None
         return slot
 
     def _slot(self, index: int, state: State) -> Slot:
@@ -355,6 +355,7 @@ class Snapshot(KeptParts):
             self._open[index] = None
             slot = self._reopen(index, need + ROOM_BYTES + len(state.structure))
         _leave(self, state)
+        self._former = []  # a restore that comes later reads what it finds, and memory is freed
         return slot
 
     def _header(self, state: State, slot: Slot, step: int) -> Header:
