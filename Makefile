@@ -58,7 +58,7 @@ test-ui: ui/node_modules/.done $(VENV)/.browser
 	@cd ui && npm run --silent check && npm run --silent types -- --check && npm run --silent test
 	@cd ui && npm run --silent build -- --logLevel warn --outDir ../build/ui
 	@diff -r build/ui src/unbroken/cli/page/built || { echo "the built page is not that of ui/: make ui"; exit 1; }
-	@$(BIN)/python -m pytest --complete --tier browser
+	@$(BIN)/python -m pytest --complete --tier browser tests/browser
 
 # Builds the page from ui/ into the package.
 ui: ui/node_modules/.done

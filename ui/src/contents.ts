@@ -590,7 +590,7 @@ export interface IncidentPage {
    */
   alsoSeen: string[];
   /**
-   * why this rank is the culprit; empty: nothing had to be compared
+   * why this rank is the culprit; empty: what happened says it
    */
   because: string;
   /**
@@ -602,7 +602,7 @@ export interface IncidentPage {
    */
   culprit: string;
   /**
-   * lines of the culprit's traceback or log
+   * lines of the culprit's traceback or log that no stack repeats
    */
   evidence: string[];
   /**
