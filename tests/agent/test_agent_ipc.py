@@ -17,6 +17,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import pytest
 
 from tests.agent.ipc_clients import OURS, RAW, THEIRS
 from tests.agent.running import Operator, Running, linked, program, running, start, stop
-from unbroken.wire.agent import AgentState, FaultKind
+from unbroken.wire.agent import AgentState, FaultKind, HistoryCommand, PastIncident
 
 pytestmark = pytest.mark.slow
 KEEP = {"restart_mode": "in_process_restart"}
@@ -374,6 +375,40 @@ tell(found=found, refused=refused, path=len(client.hear("ckpt_info_get")["path"]
 signal.pause()
 """
 )
+
+
+ASKS = (
+    RAW
+    + """
+client = Client()
+version = -1
+while version != 7:
+    client.say("history")
+    told = client.hear("history")
+    if told["version"] != version:
+        version = told["version"]
+        tell(told=told)
+signal.pause()
+"""
+)
+
+
+async def test_a_worker_that_asks_gets_the_history_that_the_operator_sends(tmp_path: Path) -> None:
+    incident = PastIncident(1, 0, "Signal", "rank 1: killed", "process", 1.5, 2)
+    async with agent_with(tmp_path, ASKS) as (agent, operator):
+        operator.send(start())
+        asking = await operator.report(lambda report: report.history is not None)
+        assert asking.history == 0
+        assert told(agent, 0)[0]["told"] == {
+            "type": "history",
+            "client_id": "client-0",
+            "version": 0,
+        }
+        operator.send(HistoryCommand(7, (incident,), 1, 1.5, 2, 0.5))
+        assert (await operator.report(lambda report: report.history == 7)).history == 7
+        known = told(agent, 0, 2)[1]["told"]
+        assert (known["restarts"], known["goodput"]) == (1, 0.5)
+        assert known["incidents"] == [asdict(incident)]
 
 
 async def test_who_speaks_badly_or_never_reads_loses_its_connection_and_nothing_else(
