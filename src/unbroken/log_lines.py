@@ -27,6 +27,7 @@ KEYS = {
     "attempt": "number of an attempt",
     "avoid": "nodes that a pod must not get",
     "by": "who caused the event",
+    "bytes": "number of bytes",
     "check": "NodeCheck",
     "claim": "PersistentVolumeClaim",
     "client": "client of a webhook",

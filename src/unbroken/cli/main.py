@@ -49,6 +49,7 @@ GROUPS = {
     "Services of a Kubernetes cluster": {
         "operator": "operator.commands:command",
         "node-daemon": "nodes.daemon:command",
+        "checkpoint-memory": "nodes.checkpoint_memory:command",
         "cluster-api": "cluster.api:command",
     },
 }

@@ -275,8 +275,9 @@ def check_request(request: GroupRequest) -> None:
         raise invalid("AutoScaling: Karpenter is not offered here; change InstanceCount instead")
     if (request.get("TieredStorageConfig") or {}).get("Mode") == "Enable":
         raise invalid(
-            "TieredStorageConfig: no memory of the nodes is set aside here; leave it out or give"
-            " Mode Disable. Jobs keep snapshots in memory with unbroken.worker.Snapshot"
+            "TieredStorageConfig: the memory for tiered checkpoints is not set by cluster here;"
+            " leave it out or give Mode Disable. `unbroken up --checkpoint-memory PERCENT` sets it"
+            " for all nodes. Jobs keep snapshots in memory with unbroken.worker.Snapshot"
         )
     groups: Sequence[GroupRequest] = request.get("InstanceGroups") or ()
     names = [group["InstanceGroupName"] for group in groups]

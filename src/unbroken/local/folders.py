@@ -23,7 +23,7 @@ from .state import ClusterOptions, Paths
 DATABASE = "objects.db"
 CREDENTIALS = "cluster-api-credentials"
 MADE = (
-    *("nodes", "logs", "volumes", "launcher"),
+    *("nodes", "logs", "volumes", "launcher", "checkpoint-memory"),
     *("apiserver.lock", "internal.kubeconfig", "kubelet-token"),
     *("token", "server.pem", "kubeconfig", "up.log", "up.json", "operator.key", CREDENTIALS),
     "ui.json",

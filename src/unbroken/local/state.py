@@ -73,6 +73,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Port of the metrics for Prometheus, on the loopback address; 0: any."""
     ui_port: int = 0
     """Port of the live page on the loopback address; 0: that of the last time if it is free."""
+    checkpoint_memory: int = 0
+    """Percentage of each node's memory for tiered checkpoints; 0: the nodes have no such server."""
 
     def for_nodes(self) -> tuple[float, float]:
         """Heartbeat and grace; longer where many nodes would keep one machine busy with them."""

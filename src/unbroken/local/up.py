@@ -65,6 +65,7 @@ from unbroken.operator.telemetry import OperatorMetrics, watch_nodes
 from unbroken.spec.keys import CONTROL_PLANE
 
 from . import networks
+from .checkpoint_memory import discard_memory, memory_beside
 from .controllers import ControllerOptions, run_controllers
 from .folders import private
 from .job_programs import ADMISSIONS, job_programs
@@ -115,6 +116,11 @@ def daemon_beside(logs: Path, gpus: GpuMetrics) -> Companion:
             gpus.node_gone(node.name)
 
     return watch
+
+
+def _checkpoint_memory(paths: Paths, options: ClusterOptions) -> Iterator[Companion]:
+    if options.checkpoint_memory:
+        yield memory_beside(paths.directory, options.checkpoint_memory)
 
 
 def _options(node: NodeOptions, kernel_log: Path, logs: Path) -> DaemonOptions:
@@ -177,6 +183,7 @@ async def run(
             paths.state.unlink(missing_ok=True)
             await stop_scripts(paths.nodes)
             await stop_pods(paths.nodes)
+            await asyncio.to_thread(discard_memory, paths.directory)
 
 
 async def _run_parts(
@@ -256,7 +263,10 @@ async def _start_machines(
         first_index=networks.claim(paths.directory) * NODES_MAX,
         make=maker(paths, options, server.kubelet_token),
         sources=options.lifecycle_sources,
-        companions=(daemon_beside(paths.logs, gpus),),
+        companions=(
+            daemon_beside(paths.logs, gpus),
+            *_checkpoint_memory(paths, options),
+        ),
     )
     pool = MachinePool(client, informers, pool_options)
     running = parts.create_task(pool.run())

@@ -49,8 +49,10 @@ def command(
 
 def _purge(paths: state.Paths) -> None:
     from unbroken.local import folders, networks
+    from unbroken.local.checkpoint_memory import discard_memory
 
     left = folders.purge(paths)
+    discard_memory(paths.directory)
     if left:
         names = ", ".join(left[:NAMED_MAX]) + (", ..." if len(left) > NAMED_MAX else "")
         print(f"deleted the cluster of {paths.directory}; left there: {names}")

@@ -149,6 +149,14 @@ class ClusterFlags:
         help="Port of the metrics for Prometheus on the loopback address.",
         show_default="any",
     )
+    checkpoint_memory: int | None = option(
+        "--checkpoint-memory",
+        min=0,
+        max=100,
+        metavar="PERCENT",
+        help="Share of each node's memory for HyperPod's tiered checkpointing; 0 for none.",
+        show_default="0",
+    )
     repair: RepairFlags
 
     def over(self, saved: state.ClusterOptions) -> state.ClusterOptions:

@@ -101,7 +101,9 @@ class ContainerStart:
             is_on_host = bool(self._pod["spec"].get("hostNetwork"))
             worker.address = self._node.address if is_on_host else self._node.addresses.take()
             self._files.record(self._pod, worker.address, self._gpus())
-        self._files.write_hosts(hosts_text(self._pod, worker.address))
+        hosts = hosts_text(self._pod, worker.address)
+        names = "".join(f"{self._node.address}\t{name}\n" for name in self._node.own_names)
+        self._files.write_hosts(hosts + names)
         volumes = self._pod["spec"].get("volumes") or ()
         if not volumes:
             return

@@ -1,0 +1,393 @@
+"""Decides what one member of the checkpoint memory keeps, refuses and copies.  Pure.
+
+The memory tier of HyperPod's tiered checkpointing keeps shards: the bytes of one rank at one step,
+in a namespace, which belongs to one job. Two members hold the shards of a rank, chosen by hashes of
+their addresses. So any member knows where to look, and a lost member moves no shard but its own.
+
+The newest save of a step wins, by the time at which its request began: bytes that a dead attempt
+sent never replace those of a later one. A shard is never replaced by half of one.
+
+When the memory is full, a new shard takes the place of, in this order: shards of namespaces that
+nobody has used for an hour; shards of namespaces above their equal share, if its own stays within
+it; older steps of its own rank. If that is not enough, it is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from unbroken.foreign_numbers import INT64_MAX, whole_number
+
+SERVICE = "ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local"
+"""Name that AWS's client asks by default, as documented."""
+COPIES = 2
+"""Members that hold each shard."""
+RANKS_MAX = 100_000
+STEPS_RETAINED, STEPS_RETAINED_MAX = 3, 100
+"""Steps of each rank that are kept: by default, and at most."""
+NAMESPACES_MAX = 256
+META_CHARACTERS_MAX = 120
+"""Characters of `Shard-Meta`, which becomes a part of a file's name; the client's has 73."""
+IDLE_SECONDS = 3600.0
+"""Seconds without a request after which a namespace yields to others: its job has ended, or waits
+so long that it can read its checkpoint from the next tier."""
+CONFIG_RANK = -1
+"""Rank that stands for the settings of a namespace when members are chosen."""
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FILE_SUFFIX = ".shard"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShardKey:
+    """The name of a shard."""
+
+    namespace: str
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard that is whole."""
+
+    key: ShardKey
+    size: int
+    stamp: int
+    """Nanoseconds since the epoch at which the request of its client began."""
+    meta: str
+    """Header `Shard-Meta` of the client: the checksum that it verifies."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of its file: all that is known of a shard outlives the process in it."""
+        meta = urlsafe_b64encode(self.meta.encode()).decode()
+        return f"{self.key.rank}.{self.key.step}.{self.stamp}.{meta}{_FILE_SUFFIX}"
+
+
+def shard_of_file(namespace: str, name: str, size: int) -> Shard | None:
+    """Return the shard whose file has this name; None: it is not the name of one."""
+    parts = name.removesuffix(_FILE_SUFFIX).split(".")
+    if not name.endswith(_FILE_SUFFIX) or len(parts) != 4:
+        return None
+    rank, step, stamp = (whole_number(part) for part in parts[:3])
+    if rank is None or step is None or stamp is None:
+        return None
+    try:
+        meta = urlsafe_b64decode(parts[3]).decode()
+    except ValueError:
+        return None
+    shard = Shard(ShardKey(namespace, rank, step), size, stamp, meta)
+    return shard if shard.file_name == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of a namespace, given when it is created."""
+
+    num_ranks: int
+    """Ranks that save, and one for the metadata, which has the highest number."""
+    steps_retained: int
+    stamp: int
+    """As of a shard."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the empty file that records them."""
+        return f"{self.num_ranks}.{self.steps_retained}.{self.stamp}.settings"
+
+
+def settings_of_file(name: str) -> Settings | None:
+    """Return the settings that a file's name records; None: it records none."""
+    *numbers, kind = name.split(".")
+    values = [whole_number(text) for text in numbers]
+    if kind != "settings" or len(values) != 3:
+        return None
+    ranks, steps, stamp = values
+    if ranks is None or steps is None or stamp is None:
+        return None
+    settings = Settings(ranks, steps, stamp)
+    return settings if settings.file_name == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that is an error."""
+
+    status: int
+    """Status code of HTTP."""
+    reason: str
+
+
+def is_namespace(name: str) -> bool:
+    """True for a name that a namespace may have: it is the name of a folder, too."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
+def key_of(namespace: str, rank: str, step: str) -> ShardKey | Refusal:
+    """Return the key that the parts of a path name."""
+    if not is_namespace(namespace):
+        return Refusal(400, wrong_namespace(namespace))
+    number = whole_number(rank, most=RANKS_MAX)
+    if number is None:
+        return Refusal(400, f"rank {rank[:40]!r} is not a whole number from 0 to {RANKS_MAX}")
+    at = whole_number(step)
+    if at is None:
+        return Refusal(400, f"step {step[:40]!r} is not a whole number from 0 to {INT64_MAX}")
+    return ShardKey(namespace, number, at)
+
+
+def wrong_namespace(name: str) -> str:
+    """Return the reason why a namespace cannot have this name."""
+    return (
+        f"namespace {name[:40]!r}: expected 1 to 128 letters, digits, '.', '_' and '-', with a "
+        "letter or digit first"
+    )
+
+
+def in_order(members: Iterable[str], namespace: str, rank: int) -> list[str]:
+    """Return the members in their order for a rank; the first `COPIES` hold its shards."""
+
+    def weight(member: str) -> bytes:
+        return hashlib.sha256(f"{namespace}/{rank}/{member}".encode()).digest()
+
+    return sorted(members, key=weight)
+
+
+def whole_steps(held: Iterable[tuple[int, int]], limit: int) -> list[int]:
+    """Return the newest steps without a missing rank, from (rank, step) of all members.
+
+    A save of k ranks leaves the ranks 0 to k, as its metadata is rank k. A gap is a shard that was
+    lost or is not written yet. The client itself notices metadata that is missing.
+    """
+    ranks: dict[int, set[int]] = {}
+    for rank, step in held:
+        ranks.setdefault(step, set()).add(rank)
+    whole = (step for step, found in ranks.items() if len(found) == max(found) + 1)
+    return sorted(whole, reverse=True)[:limit]
+
+
+@dataclass(slots=True)
+class _Namespace:
+    used_at: float
+    settings: Settings | None = None
+    shards: dict[tuple[int, int], Shard] = field(default_factory=dict)
+    """By rank and step."""
+    incoming: int = 0
+    """Bytes of shards that are being received."""
+
+    def bytes(self) -> int:
+        return self.incoming + sum(shard.size for shard in self.shards.values())
+
+    def oldest(self) -> Iterator[Shard]:
+        yield from sorted(self.shards.values(), key=lambda shard: shard.key.step)
+
+
+class CheckpointMemory:
+    """The contents of one member.  Times are seconds since the epoch."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        """Bytes of all shards."""
+        self._namespaces: dict[str, _Namespace] = {}
+
+    # --- what there is
+
+    def settings(self, namespace: str, now: float | None = None) -> Settings | None:
+        """Return the settings of a namespace; None: unknown here.  `now`: a client asks."""
+        found = self._namespaces.get(namespace)
+        if found is None:
+            return None
+        if now is not None:
+            found.used_at = now
+        return found.settings
+
+    def all_settings(self) -> dict[str, Settings]:
+        """Return the settings of all namespaces."""
+        return {
+            name: found.settings
+            for name, found in self._namespaces.items()
+            if found.settings is not None
+        }
+
+    def find(self, key: ShardKey) -> Shard | None:
+        """Return a shard; None: it is not here."""
+        found = self._namespaces.get(key.namespace)
+        return None if found is None else found.shards.get((key.rank, key.step))
+
+    def shards(self, namespace: str | None = None) -> Iterator[Shard]:
+        """Yield the shards of a namespace, or of all."""
+        for name, found in self._namespaces.items():
+            if namespace in (None, name):
+                yield from found.shards.values()
+
+    def used(self) -> int:
+        """Return the bytes that are taken, those of shards under way included."""
+        return sum(one.bytes() for one in self._namespaces.values())
+
+    # --- what changes
+
+    def configure(self, namespace: str, settings: Settings, now: float) -> Refusal | None:
+        """Create a namespace, or take over settings that are newer."""
+        if settings.num_ranks > RANKS_MAX + 1 or settings.num_ranks < 1:
+            return Refusal(400, f"num_ranks must be 1 to {RANKS_MAX + 1}, not {settings.num_ranks}")
+        if not 1 <= settings.steps_retained <= STEPS_RETAINED_MAX:
+            return Refusal(
+                400,
+                f"steps_retained must be 1 to {STEPS_RETAINED_MAX}, not {settings.steps_retained}",
+            )
+        found = self._open(namespace, now)
+        if isinstance(found, Refusal):
+            return found
+        if found.settings is None or found.settings.stamp < settings.stamp:
+            found.settings = settings
+        return None
+
+    def _open(self, namespace: str, now: float) -> _Namespace | Refusal:
+        """Return a namespace, new if there is none; an idle one without shards makes room."""
+        found = self._namespaces.get(namespace)
+        if found is not None:
+            return found
+        if len(self._namespaces) >= NAMESPACES_MAX:
+            idle = [
+                name
+                for name, one in self._namespaces.items()
+                if not one.bytes() and now - one.used_at > IDLE_SECONDS
+            ]
+            if not idle:
+                return Refusal(
+                    507,
+                    f"{NAMESPACES_MAX} namespaces exist and are in use; delete one, or wait until "
+                    "one was not used for an hour",
+                )
+            del self._namespaces[idle[0]]
+        made = self._namespaces[namespace] = _Namespace(now)
+        return made
+
+    def restore(self, shard: Shard, now: float) -> Shard | None:
+        """Take a shard of an earlier process; returns the older one of two with one key."""
+        found = self._namespaces.setdefault(shard.key.namespace, _Namespace(now))
+        place = (shard.key.rank, shard.key.step)
+        other = found.shards.get(place)
+        if other is not None and other.stamp >= shard.stamp:
+            return shard
+        found.shards[place] = shard
+        return other
+
+    def admit(self, shard: Shard, now: float) -> list[Shard] | Refusal:
+        """Reserve memory for a shard; returns the shards to drop for it.
+
+        `accept` or `release` must follow.
+        """
+        present = self.find(shard.key)
+        if present is not None and present.stamp > shard.stamp:
+            return Refusal(409, f"a newer save of step {shard.key.step} has replaced this one")
+        found = self._open(shard.key.namespace, now)
+        if isinstance(found, Refusal):
+            return found
+        found.used_at = now
+        needed = shard.size - (self.capacity - self.used())
+        victims: list[Shard] = []
+        for victim in self._victims(shard, now) if needed > 0 else ():
+            victims.append(victim)
+            needed -= victim.size
+            if needed <= 0:
+                break
+        if needed > 0:
+            return Refusal(507, self._is_full(shard))
+        for victim in victims:
+            self.remove(victim.key)
+        found.incoming += shard.size
+        return victims
+
+    def _is_full(self, shard: Shard) -> str:
+        return (
+            f"no memory for {shard.size} bytes of rank {shard.key.rank} at step {shard.key.step}: "
+            f"{self.used()} of {self.capacity} bytes are used on this node; raise the share of "
+            "memory for checkpoints, or retain fewer steps"
+        )
+
+    def _victims(self, shard: Shard, now: float) -> Iterator[Shard]:
+        """Yield shards that may be dropped for another, in the order of the module's docstring."""
+        own = shard.key.namespace
+        others = {name: one for name, one in self._namespaces.items() if name != own}
+        idle = sorted(
+            (one for one in others.values() if now - one.used_at > IDLE_SECONDS),
+            key=lambda one: one.used_at,
+        )
+        for one in idle:
+            yield from one.oldest()
+        in_use = [one for one in others.values() if one not in idle and one.bytes()]
+        share = self.capacity // (len(in_use) + 1)
+        if self._namespaces[own].bytes() + shard.size <= share:
+            for one in sorted(in_use, key=lambda one: one.bytes(), reverse=True):
+                excess = one.bytes() - share
+                for victim in one.oldest():
+                    if victim.size <= excess:
+                        excess -= victim.size
+                        yield victim
+        steps = [one for one in self._namespaces[own].oldest() if one.key.rank == shard.key.rank]
+        yield from steps[:-1]
+
+    def release(self, shard: Shard) -> None:
+        """Give up a shard that was admitted: not all of it came, or it was only passed on."""
+        found = self._namespaces.get(shard.key.namespace)
+        if found is not None:
+            found.incoming = max(0, found.incoming - shard.size)
+
+    def accept(self, shard: Shard, steps_retained: int) -> list[Shard]:
+        """Keep an admitted shard that has come whole; returns the shards that it replaces.
+
+        Among them is the shard itself if a newer one has come in the meantime.
+        """
+        self.release(shard)
+        found = self._namespaces.get(shard.key.namespace)
+        if found is None:  # deleted in the meantime
+            return [shard]
+        older = self.restore(shard, found.used_at)
+        if older is shard:
+            return [shard]
+        steps = sorted(step for rank, step in found.shards if rank == shard.key.rank)
+        beyond = [found.shards.pop((shard.key.rank, step)) for step in steps[:-steps_retained]]
+        return [*([] if older is None else [older]), *beyond]
+
+    def remove(self, key: ShardKey, before: int | None = None) -> Shard | None:
+        """Forget a shard, if its stamp is below `before`; returns it."""
+        shard = self.find(key)
+        if shard is None or (before is not None and shard.stamp >= before):
+            return None
+        return self._namespaces[key.namespace].shards.pop((key.rank, key.step))
+
+    def forget(self, namespace: str) -> bool:
+        """Forget a namespace with all of its shards; False: there is none."""
+        return self._namespaces.pop(namespace, None) is not None
+
+
+def repairs(
+    own: str,
+    members: Collection[str],
+    shards: Iterable[Shard],
+    held: Mapping[str, Mapping[ShardKey, int]],
+) -> tuple[list[tuple[Shard, str]], list[Shard]]:
+    """Return which shards of a member to copy to which other one, and which to drop.
+
+    `held`: the stamps of the shards of each other member that has answered. A shard is dropped
+    where it does not belong once both members where it does have it.
+    """
+    copies: list[tuple[Shard, str]] = []
+    surplus: list[Shard] = []
+    for shard in shards:
+        holders: Sequence[str] = in_order(members, shard.key.namespace, shard.key.rank)[:COPIES]
+        others = [member for member in holders if member != own]
+        lacking = [
+            member
+            for member in others
+            if member not in held or held[member].get(shard.key, -1) < shard.stamp
+        ]
+        copies += [(shard, member) for member in lacking if member in held]
+        if own not in holders and not lacking:
+            surplus.append(shard)
+    return copies, surplus

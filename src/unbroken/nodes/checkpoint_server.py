@@ -1,0 +1,579 @@
+"""One member of the checkpoint memory: the memory tier of HyperPod's tiered checkpointing, by HTTP.
+
+Any member answers each request of the documented protocol, and asks the members that hold the
+shard. AWS's package `amzn-sagemaker-checkpointing` is the client. The protocol has no
+authentication: whoever reaches the port may read and write. Members speak the same protocol with
+each other; the header `Unbroken-Stamp` marks a request that a member answers from its own memory.
+
+A shard is copied when it comes. After a member was lost or has joined, the others copy what it
+lacks (`repairs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from unbroken.core.checkpoint_memory import (
+    CONFIG_RANK,
+    COPIES,
+    META_CHARACTERS_MAX,
+    RANKS_MAX,
+    STEPS_RETAINED,
+    STEPS_RETAINED_MAX,
+    Refusal,
+    Settings,
+    Shard,
+    ShardKey,
+    is_namespace,
+    key_of,
+    repairs,
+    whole_steps,
+    wrong_namespace,
+)
+from unbroken.errors import WorldError
+from unbroken.foreign_numbers import INT64_MAX, no_number, whole_number
+from unbroken.kube.clock import wall
+from unbroken.listener import Connections, Limits, admitted, bound
+from unbroken.log_lines import Log
+
+from .checkpoint_files import CheckpointFiles, IncomingShard
+from .checkpoint_peers import (
+    CONTENTS_PATH,
+    STAMP_HEADER,
+    Contents,
+    FindMembers,
+    HeldShard,
+    Namespace,
+    Peers,
+    address_of,
+)
+
+log = Log(__name__)
+
+PORT = 9200
+"""Port of the memory tier, as documented."""
+META_HEADER = "Shard-Meta"
+LIMITS = Limits(1024)
+"""Connections: the ranks that save at once, and the other members."""
+LATEST, LATEST_MAX = 5, 1000
+CLIENT_SECONDS, CLIENT_BYTES_PER_SECOND = 60.0, 1 << 20
+"""Slowest upload of a client, for which memory is reserved; 60 s is its own timeout."""
+MEMBERS_SECONDS = 2.0
+"""Seconds between two looks at who the members are."""
+ASKED = 2 * COPIES
+"""Members that are asked for a shard: its holders, and those before two of them came."""
+PIECE_BYTES = 1 << 20
+_NAMESPACE_PATH = "/v1/cp/namespaces/{namespace}"
+_SHARD_PATH = "/v1/cp/checkpoints/{namespace}/{rank}/{step}"
+JOINED_PATH = "/v1/members/joined"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """Options of a member."""
+
+    folder: Path
+    host: str
+    """Address that it listens on, and by which other members know it."""
+    capacity: int
+    """Bytes of all shards."""
+    find: FindMembers
+    port: int = PORT
+    look_seconds: float = MEMBERS_SECONDS
+
+
+async def serve_member(options: MemberOptions, ready: Callable[[], None] = lambda: None) -> None:
+    """Serve until cancelled. Raises WorldError."""
+    files = CheckpointFiles(options.folder, options.capacity)
+    files.open()
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        peers = Peers(address_of(options.host, options.port), session)
+        member = Member(files, peers, options)
+        async with _listening(member.application(), options):
+            log.info("checkpoint memory", address=peers.own, bytes=options.capacity)
+            ready()
+            await member.run()
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: web.Application, options: MemberOptions) -> AsyncIterator[None]:
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, LIMITS)
+    try:
+        for listening in await bound(options.host, options.port):
+            connections.listen(listening)
+        yield
+    except OSError as error:
+        text = f"cannot serve checkpoints at {options.host}:{options.port}: {error.strerror}"
+        raise WorldError(text) from error
+    finally:
+        connections.close()
+        await runner.cleanup()
+
+
+@dataclass(slots=True)
+class _Flights:
+    """Questions under way: those that ask the same share one answer."""
+
+    tasks: dict[str, asyncio.Task[list[int]]] = field(default_factory=dict)
+
+    async def join(self, name: str, ask: Callable[[], Awaitable[list[int]]]) -> list[int]:
+        task = self.tasks.get(name)
+        if task is None:
+            task = self.tasks[name] = asyncio.ensure_future(ask())
+            task.add_done_callback(lambda _: self.tasks.pop(name, None))
+        return await asyncio.shield(task)
+
+
+class Member:
+    """Answers requests; `run` keeps the copies of shards complete."""
+
+    def __init__(self, files: CheckpointFiles, peers: Peers, options: MemberOptions) -> None:
+        self._files = files
+        self._memory = files.memory
+        self._peers = peers
+        self._options = options
+        self._latest_asked = _Flights()
+        self._is_incomplete = True
+        """Some shard may lack a copy."""
+        self._problem = ""
+        self._look_now = asyncio.Event()
+
+    def application(self) -> web.Application:
+        """Return the routes."""
+        app = web.Application(middlewares=[_answered])
+        routes: tuple[tuple[str, str, Handler], ...] = (
+            ("GET", "/health", self._health),
+            ("GET", _NAMESPACE_PATH, self._get_namespace),
+            ("POST", _NAMESPACE_PATH, self._create_namespace),
+            ("DELETE", _NAMESPACE_PATH, self._delete_namespace),
+            ("GET", "/v1/cp/checkpoints/{namespace}/latest", self._latest),
+            ("POST", _SHARD_PATH, self._put),
+            ("GET", _SHARD_PATH, self._get),
+            ("DELETE", _SHARD_PATH, self._delete),
+            ("POST", "/v1/cp/cluster/reset", self._reset),
+            ("GET", CONTENTS_PATH, self._contents),
+            ("POST", JOINED_PATH, self._joined),
+        )
+        for method, path, handler in routes:
+            app.router.add_route(method, path, handler)
+        return app
+
+    # --- namespaces
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "healthy"})
+
+    async def _get_namespace(self, request: web.Request) -> web.Response:
+        settings = await self._settings(_namespace(request), is_own=_stamp(request) is not None)
+        body = Namespace(settings.num_ranks, settings.steps_retained, settings.stamp)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def _settings(self, namespace: str, *, is_own: bool = False) -> Settings:
+        """Return the settings of a namespace. Raises HTTPNotFound."""
+        settings = self._memory.settings(namespace, wall())
+        if settings is not None:
+            return settings
+        if not is_own:
+            for member in self._peers.order(namespace, CONFIG_RANK)[:ASKED]:
+                found = await self._settings_of(member, namespace)
+                if found is not None:
+                    self._files.configure(namespace, found)
+                    return found
+        raise web.HTTPNotFound(
+            text=f"namespace {namespace!r} is unknown; create it with POST "
+            f"/v1/cp/namespaces/{namespace}?num_ranks=N"
+        )
+
+    async def _settings_of(self, member: str, namespace: str) -> Settings | None:
+        if member == self._peers.own:
+            return None
+        path = _NAMESPACE_PATH.format(namespace=namespace)
+        with contextlib.suppress(WorldError, msgspec.MsgspecError):
+            async with self._peers.ask(member, "GET", path, 0) as answer:
+                if answer.status == 200:
+                    found = msgspec.json.decode(await answer.read(), type=Namespace)
+                    steps = found.steps_to_retain_per_rank
+                    return Settings(found.num_ranks, steps, found.stamp)
+        return None
+
+    async def _create_namespace(self, request: web.Request) -> web.Response:
+        namespace, own_stamp = _namespace(request), _stamp(request)
+        settings = Settings(
+            _number(request, "num_ranks", None, RANKS_MAX + 1),
+            _number(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX),
+            wall_stamp() if own_stamp is None else own_stamp,
+        )
+        if own_stamp is None and await self._is_known(namespace):
+            raise web.HTTPConflict(text=f"namespace {namespace!r} exists already")
+        _raise(self._files.configure(namespace, settings))
+        if own_stamp is None:
+            path = _NAMESPACE_PATH.format(namespace=namespace)
+            query = {
+                "num_ranks": str(settings.num_ranks),
+                "steps_retained": str(settings.steps_retained),
+            }
+            await self._everywhere("POST", path, settings.stamp, params=query)
+        return web.json_response({"status": "created"})
+
+    async def _is_known(self, namespace: str) -> bool:
+        try:
+            await self._settings(namespace)
+        except web.HTTPNotFound:
+            return False
+        return True
+
+    async def _delete_namespace(self, request: web.Request) -> web.Response:
+        namespace, own_stamp = _namespace(request), _stamp(request)
+        is_known = await self._is_known(namespace) if own_stamp is None else False
+        is_known = self._files.forget(namespace) or is_known
+        if own_stamp is None:
+            path = _NAMESPACE_PATH.format(namespace=namespace)
+            found = await self._everywhere("DELETE", path, wall_stamp())
+            is_known = is_known or 200 in found.values()
+            silent = sorted(member for member, status in found.items() if status == 0)
+            if silent:
+                raise web.HTTPServiceUnavailable(
+                    text=f"{', '.join(silent)} did not answer and may still have the namespace; "
+                    "delete it again"
+                )
+        if not is_known:
+            raise web.HTTPNotFound(text=f"namespace {namespace!r} is unknown")
+        return web.json_response({"status": "deleted"})
+
+    async def _everywhere(self, method: str, path: str, stamp: int, **more: Any) -> dict[str, int]:
+        """Ask all other members; returns the status of each."""
+        others = sorted(self._peers.members - {self._peers.own})
+        asked = (self._peers.status(member, method, path, stamp, **more) for member in others)
+        return dict(zip(others, await asyncio.gather(*asked), strict=True))
+
+    async def _reset(self, _: web.Request) -> web.Response:
+        raise web.HTTPForbidden(
+            text="a reset would delete the checkpoints of all jobs: delete namespaces instead"
+        )
+
+    # --- shards
+
+    async def _latest(self, request: web.Request) -> web.Response:
+        namespace = _namespace(request)
+        limit = _number(request, "limit", LATEST, LATEST_MAX)
+        await self._settings(namespace)
+        steps = await self._latest_asked.join(namespace, lambda: self._steps(namespace))
+        return web.json_response(steps[:limit])
+
+    async def _steps(self, namespace: str) -> list[int]:
+        held = {(one.key.rank, one.key.step) for one in self._memory.shards(namespace)}
+        for contents in (await self._peers.contents(namespace)).values():
+            held |= {(one.rank, one.step) for one in contents.shards.get(namespace, ())}
+        return whole_steps(held, LATEST_MAX)
+
+    async def _put(self, request: web.Request) -> web.Response:
+        key, own_stamp = _key(request), _stamp(request)
+        size = request.content_length
+        if size is None:
+            raise web.HTTPLengthRequired(text="a shard needs its Content-Length")
+        shard = Shard(key, size, own_stamp or wall_stamp(), _meta(request))
+        if own_stamp is not None:
+            retained = _number(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX)
+            with _raise(self._files.receive(shard)) as incoming:
+                await _fill(incoming, request)
+                self._files.keep(incoming, retained)
+            return web.json_response({"status": "ok"})
+        settings = await self._settings(key.namespace)
+        await self._reopen(shard, settings)
+        with _raise(self._files.receive(shard)) as incoming:
+            await _fill(incoming, request)
+            await self._store(incoming, settings.steps_retained)
+        return web.json_response({"status": "ok"})
+
+    async def _reopen(self, shard: Shard, settings: Settings) -> None:
+        """Delete the metadata of an earlier save of this step: it describes other shards."""
+        last = settings.num_ranks - 1
+        if shard.key.rank < last:
+            key = ShardKey(shard.key.namespace, last, shard.key.step)
+            await self._remove(key, before=shard.stamp)
+
+    async def _store(self, incoming: IncomingShard, retained: int) -> None:
+        """Keep a shard that has come whole at the members that hold its rank."""
+        key = incoming.shard.key
+        holders = self._peers.order(key.namespace, key.rank)[:COPIES]
+        others = [member for member in holders if member != self._peers.own]
+        statuses = await asyncio.gather(
+            *(self._send(incoming.shard, incoming.path, member, retained) for member in others)
+        )
+        is_kept = self._peers.own in holders
+        count = statuses.count(200)
+        self._is_incomplete = self._is_incomplete or count < len(others)
+        # Rather one copy here than none.
+        if is_kept or count == 0:
+            self._files.keep(incoming, retained)
+
+    async def _send(self, shard: Shard, path: Path, member: str, retained: int) -> int:
+        """Copy a shard to another member; returns the status of its answer."""
+        with path.open("rb") as file:
+            status = await self._peers.status(
+                *(member, "POST", _path_of(shard.key), shard.stamp),
+                size=shard.size,
+                data=file if shard.size else b"",
+                params={"steps_retained": str(retained)},
+                headers={META_HEADER: shard.meta, "Content-Type": "application/octet-stream"},
+            )
+        if status not in (0, 200):
+            log.warning("checkpoint not copied", address=member, status=status)
+        # A member that has a newer save needs none.
+        return 200 if status == 409 else status
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        key = _key(request)
+        shard = self._memory.find(key)
+        if shard is not None:
+            self._memory.settings(key.namespace, wall())
+            return web.FileResponse(self._files.path(shard), headers={META_HEADER: shard.meta})
+        if _stamp(request) is None:
+            for member in self._peers.order(key.namespace, key.rank)[:ASKED]:
+                answer = await self._pass_on(request, member, key)
+                if answer is not None:
+                    return answer
+        raise web.HTTPNotFound(
+            text=f"namespace {key.namespace!r} has no step {key.step} of rank {key.rank}"
+        )
+
+    async def _pass_on(
+        self, request: web.Request, member: str, key: ShardKey
+    ) -> web.StreamResponse | None:
+        """Pass on a shard from another member; None: it is not there."""
+        if member == self._peers.own:
+            return None
+        response = None
+        try:
+            async with self._peers.ask(
+                member, "GET", _path_of(key), 0, size=self._memory.capacity
+            ) as answer:
+                if answer.status != 200 or answer.content_length is None:
+                    return None
+                meta = answer.headers.get(META_HEADER, "")
+                response = web.StreamResponse(headers={META_HEADER: meta})
+                response.content_length = answer.content_length
+                response.content_type = "application/octet-stream"
+                await response.prepare(request)
+                async for data in answer.content.iter_chunked(PIECE_BYTES):
+                    await response.write(data)
+                await response.write_eof()
+        except WorldError:
+            if response is not None:
+                # The client sees that bytes are missing.
+                response.force_close()
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        key, own_stamp = _key(request), _stamp(request)
+        if own_stamp is not None:
+            # 0: whatever its stamp.
+            is_removed = self._files.remove(key, own_stamp or None)
+        else:
+            is_removed = await self._remove(key)
+        if not is_removed:
+            raise web.HTTPNotFound(
+                text=f"namespace {key.namespace!r} has no step {key.step} of rank {key.rank}"
+            )
+        return web.json_response({"status": "deleted"})
+
+    async def _remove(self, key: ShardKey, before: int | None = None) -> bool:
+        """Delete a shard wherever it is."""
+        is_removed = self._files.remove(key, before)
+        members = self._peers.order(key.namespace, key.rank)[:ASKED]
+        found = await asyncio.gather(
+            *(
+                self._peers.status(member, "DELETE", _path_of(key), before or 0)
+                for member in members
+                if member != self._peers.own
+            )
+        )
+        return is_removed or 200 in found
+
+    # --- members
+
+    async def _contents(self, request: web.Request) -> web.Response:
+        namespace = request.query.get("namespace")
+        shards: dict[str, list[HeldShard]] = {}
+        for one in self._memory.shards(namespace):
+            held = HeldShard(one.key.rank, one.key.step, one.stamp)
+            shards.setdefault(one.key.namespace, []).append(held)
+        settings = {
+            name: (one.num_ranks, one.steps_retained, one.stamp)
+            for name, one in self._memory.all_settings().items()
+        }
+        count = len(self._peers.members)
+        body = Contents(self._memory.capacity, self._memory.used(), count, settings, shards)
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def _joined(self, _: web.Request) -> web.Response:
+        """Another member has started, perhaps with nothing in its memory."""
+        self._peers.ask_all_again()
+        self._is_incomplete = True
+        self._look_now.set()
+        return web.json_response({"status": "ok"})
+
+    async def run(self) -> None:
+        """Follow who the members are, and copy what one of them lacks."""
+        await self._look()
+        await self._everywhere("POST", JOINED_PATH, 0)
+        while True:
+            if self._is_incomplete:
+                await self._repair()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.look_seconds):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            members = frozenset(await self._options.find()) | {self._peers.own}
+        except OSError as error:
+            # Those that were known remain.
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.warning("members of the checkpoint memory unknown", error=error)
+            return
+        self._problem = ""
+        if members != self._peers.members:
+            log.info("members of the checkpoint memory", count=len(members))
+            self._peers.members = members
+            self._is_incomplete = True
+
+    async def _repair(self) -> None:
+        self._is_incomplete = False
+        held = await self._peers.contents()
+        known = {
+            member: {
+                ShardKey(name, one.rank, one.step): one.stamp
+                for name, shards in contents.shards.items()
+                for one in shards
+            }
+            for member, contents in held.items()
+        }
+        missing = self._peers.members - known.keys() - {self._peers.own}
+        self._is_incomplete = self._is_incomplete or bool(missing)
+        for contents in held.values():
+            for name, (ranks, steps, stamp) in contents.settings.items():
+                if is_namespace(name):
+                    self._files.configure(name, Settings(ranks, steps, stamp))
+        shards = list(self._memory.shards())
+        copies, surplus = repairs(self._peers.own, self._peers.members, shards, known)
+        for shard, member in copies:
+            settings = self._memory.settings(shard.key.namespace)
+            retained = STEPS_RETAINED if settings is None else settings.steps_retained
+            if self._memory.find(shard.key) == shard:
+                status = await self._send(shard, self._files.path(shard), member, retained)
+                self._is_incomplete = self._is_incomplete or status == 0
+        for shard in surplus:
+            self._files.remove(shard.key, shard.stamp + 1)
+        if copies or surplus:
+            log.info("checkpoints copied", count=len(copies))
+
+
+@web.middleware
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Trust the connection, and answer a full file system as a full memory."""
+    admitted(request)
+    try:
+        return await handler(request)
+    except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise
+        log.warning("checkpoint not kept", path=request.path, error=error)
+        raise web.HTTPInsufficientStorage(text=f"the shard cannot be kept: {error}") from error
+
+
+async def _fill(incoming: IncomingShard, request: web.Request) -> None:
+    """Receive all bytes of a shard; HTTPBadRequest if they do not come, or not in time."""
+    seconds = CLIENT_SECONDS + incoming.shard.size / CLIENT_BYTES_PER_SECOND
+    try:
+        async with asyncio.timeout(seconds):
+            async for data in request.content.iter_chunked(PIECE_BYTES):
+                incoming.write(data)
+    except TimeoutError:
+        text = f"{incoming.shard.size} bytes did not come in {seconds:.0f} s"
+        raise web.HTTPRequestTimeout(text=text) from None
+    if not incoming.is_whole:
+        raise web.HTTPBadRequest(text="fewer bytes than announced")
+
+
+def _raise(given: Any) -> Any:
+    """Return what is no Refusal; raise one as an answer."""
+    if isinstance(given, Refusal):
+        raise _REFUSALS[given.status](text=given.reason)
+    return given
+
+
+_REFUSALS: dict[int, type[web.HTTPException]] = {
+    400: web.HTTPBadRequest,
+    409: web.HTTPConflict,
+    507: web.HTTPInsufficientStorage,
+}
+
+
+def wall_stamp() -> int:
+    """Return the time in nanoseconds since the epoch."""
+    return int(wall() * 1e9)
+
+
+def _path_of(key: ShardKey) -> str:
+    return _SHARD_PATH.format(namespace=key.namespace, rank=key.rank, step=key.step)
+
+
+def _namespace(request: web.Request) -> str:
+    name = request.match_info["namespace"]
+    if not is_namespace(name):
+        raise web.HTTPBadRequest(text=wrong_namespace(name))
+    return name
+
+
+def _key(request: web.Request) -> ShardKey:
+    parts = request.match_info
+    key: ShardKey = _raise(key_of(parts["namespace"], parts["rank"], parts["step"]))
+    return key
+
+
+def _stamp(request: web.Request) -> int | None:
+    """Return the stamp of another member's request; None: it is a client's."""
+    text = request.headers.get(STAMP_HEADER)
+    if text is None:
+        return None
+    stamp = whole_number(text)
+    if stamp is None:
+        raise web.HTTPBadRequest(text=no_number(STAMP_HEADER, text, 0, INT64_MAX))
+    return stamp
+
+
+def _number(request: web.Request, name: str, default: int | None, most: int) -> int:
+    text = request.query.get(name, "" if default is None else str(default))
+    number = whole_number(text, 1, most)
+    if number is None:
+        raise web.HTTPBadRequest(text=no_number(name, text, 1, most))
+    return number
+
+
+def _meta(request: web.Request) -> str:
+    meta = request.headers.get(META_HEADER, "")
+    if len(meta) > META_CHARACTERS_MAX or not (meta.isascii() and meta.isprintable()):
+        raise web.HTTPBadRequest(
+            text=f"{META_HEADER}: expected at most {META_CHARACTERS_MAX} printable ASCII characters"
+        )
+    return meta

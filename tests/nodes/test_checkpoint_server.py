@@ -1,0 +1,270 @@
+"""The checkpoint memory by plain HTTP: servers of several nodes in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from yarl import URL
+
+from tests.watching import until
+from unbroken.nodes.checkpoint_peers import Contents
+from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
+
+META = '{"checksum": "nUaihFhKmyOouFgTnz7GcYw==", "algorithm": "xxh3_128"}'
+CREATE = "/v1/cp/namespaces/job?num_ranks=3&steps_retained=2"
+
+
+@dataclass
+class Members:
+    """Servers that find each other by a list of this process."""
+
+    folder: Path
+    session: aiohttp.ClientSession
+    capacity: int = 1000
+    ports: list[int] = field(default_factory=list)
+    """Ports of all that were ever started; each on its loopback address."""
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def start(self, port: int = 0) -> int:
+        """Start a server, again if its port is given; return its port."""
+        if not port:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            self.ports.append(port)
+        ready = asyncio.Event()
+        options = MemberOptions(
+            self.folder / str(port), "127.0.0.1", self.capacity, self.addresses, port, 0.02
+        )
+        task = asyncio.ensure_future(serve_member(options, ready.set))
+        self.running[port] = task
+        waiting = asyncio.ensure_future(ready.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if task.done():
+            await task
+        return port
+
+    async def stop(self, port: int) -> None:
+        """End a server; its files stay."""
+        task = self.running.pop(port)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def addresses(self) -> Iterable[str]:
+        """Return the addresses of those that run."""
+        return [f"127.0.0.1:{port}" for port in self.running]
+
+    async def ask(self, port: int, method: str, path: str, **more: Any) -> tuple[int, bytes, Any]:
+        """Return status, body and headers of an answer."""
+        url = f"http://127.0.0.1:{port}{path}"
+        async with self.session.request(method, url, **more) as answer:
+            return answer.status, await answer.read(), answer.headers
+
+    async def put(self, port: int, rank: int, step: int, data: bytes = b"bytes") -> int:
+        """Save a shard; return the status."""
+        path = f"/v1/cp/checkpoints/job/{rank}/{step}"
+        answer = await self.ask(port, "POST", path, data=data, headers={"Shard-Meta": META})
+        return answer[0]
+
+    async def get(self, port: int, rank: int, step: int) -> bytes | None:
+        """Load a shard; None: 404."""
+        path = f"/v1/cp/checkpoints/job/{rank}/{step}"
+        status, body, headers = await self.ask(port, "GET", path)
+        if status == 404:
+            return None
+        assert (status, headers["Shard-Meta"]) == (200, META)
+        assert int(headers["Content-Length"]) == len(body)
+        return body
+
+    async def hold(self, count: int) -> None:
+        """Return once all servers together hold so many shards of the job."""
+
+        async def held() -> int:
+            contents = await self.contents()
+            return sum(len(one.shards.get("job", ())) for one in contents)
+
+        await until(held, lambda total: total == count)
+
+    async def contents(self) -> list[Contents]:
+        """Return what each server has."""
+        path = "/v1/members/contents"
+        answers = [(await self.ask(port, "GET", path))[1] for port in self.running]
+        return [msgspec.json.decode(answer, type=Contents) for answer in answers]
+
+
+@asynccontextmanager
+async def members(folder: Path, count: int, capacity: int = 1000) -> AsyncIterator[Members]:
+    """Run so many servers, which know each other, and a namespace."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        made = Members(folder, session, capacity)
+        stack.push_async_callback(_stop_all, made)
+        for _ in range(count):
+            await made.start()
+        await until(made.contents, lambda contents: all(one.members == count for one in contents))
+        if count:
+            assert (await made.ask(made.ports[0], "POST", CREATE))[0] == 200
+        yield made
+
+
+async def _stop_all(made: Members) -> None:
+    for port in list(made.running):
+        await made.stop(port)
+
+
+async def test_any_member_answers_for_all(tmp_path: Path) -> None:
+    async with members(tmp_path, 4) as made:
+        for rank, port in enumerate(made.ports[1:]):
+            assert await made.put(port, rank, 7, b"%d" % rank) == 200
+        for port in made.ports:
+            found = [await made.get(port, rank, 7) for rank in range(3)]
+            assert found == [b"0", b"1", b"2"]
+            assert (await made.ask(port, "GET", "/v1/cp/checkpoints/job/latest"))[1] == b"[7]"
+            assert (await made.ask(port, "GET", "/v1/cp/namespaces/job"))[0] == 200
+        # Two copies of each, and no more.
+        await made.hold(6)
+
+
+async def test_a_lost_member_loses_nothing_one_after_the_other(tmp_path: Path) -> None:
+    async with members(tmp_path, 4) as made:
+        for rank in range(3):
+            assert await made.put(made.ports[0], rank, 7, b"%d" % rank) == 200
+        await made.hold(6)
+        for port in made.ports[:2]:
+            await made.stop(port)
+            await made.hold(6)
+            found = [await made.get(made.ports[3], rank, 7) for rank in range(3)]
+            assert found == [b"0", b"1", b"2"]
+
+
+async def test_a_new_process_finds_what_the_old_one_kept(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        assert await made.put(port, 0, 7, b"seven") == 200
+        incoming = tmp_path / str(port) / "incoming/1"
+        await made.stop(port)
+        incoming.write_bytes(b"half of one")
+        await made.start(port)
+        assert await made.get(port, 0, 7) == b"seven"
+        assert (await made.ask(port, "POST", CREATE))[0] == 409
+        assert not incoming.exists()
+
+
+async def test_half_of_a_shard_is_never_kept(tmp_path: Path) -> None:
+    async with members(tmp_path, 2) as made:
+        port = made.ports[0]
+        assert await made.put(port, 0, 7, b"whole") == 200
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "POST /v1/cp/checkpoints/job/0/7 HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+        writer.write(head.encode() + b"half")
+        await writer.drain()
+        incoming = tmp_path / str(port) / "incoming"
+        await until(lambda: os.listdir(incoming))
+        writer.close()
+        await until(lambda: not os.listdir(incoming))
+        assert await made.get(port, 0, 7) == b"whole"
+        # What was reserved for it is free again.
+        assert await made.put(port, 1, 7, b"x" * 900) == 200
+
+
+async def test_a_step_that_is_saved_again_is_whole_only_with_its_metadata(tmp_path: Path) -> None:
+    async with members(tmp_path, 3) as made:
+        for rank in range(3):
+            assert await made.put(made.ports[0], rank, 7, b"first") == 200
+        assert await made.put(made.ports[1], 0, 7, b"second") == 200
+        assert await made.get(made.ports[2], 0, 7) == b"second"
+        assert await made.get(made.ports[2], 2, 7) is None
+        assert await made.put(made.ports[1], 2, 7, b"second") == 200
+        assert await made.get(made.ports[2], 2, 7) == b"second"
+
+
+async def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with members(tmp_path, 1, capacity=100) as made:
+        (port,) = made.ports
+        path = "/v1/cp/checkpoints/job/0/7"
+        status, body, _ = await made.ask(port, "POST", path, data=b"x" * 101)
+        assert status == 507
+        assert b"no memory for 101 bytes of rank 0 at step 7: 0 of 100 bytes" in body
+        assert await made.put(port, 0, 7, b"x" * 100) == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/v1/cp/namespaces/other", 404, "namespace 'other' is unknown"),
+        ("DELETE", "/v1/cp/namespaces/other", 404, "namespace 'other' is unknown"),
+        ("POST", CREATE, 409, "exists already"),
+        ("GET", "/v1/cp/namespaces/..%2F..%2Fetc", 400, "expected 1 to 128 letters"),
+        ("POST", "/v1/cp/checkpoints/..%2Fx/0/1", 400, "expected 1 to 128 letters"),
+        ("GET", "/v1/cp/checkpoints/job/..%2F/1", 400, "is not a whole number"),
+        ("GET", "/v1/cp/checkpoints/job/0/1e3", 400, "is not a whole number"),
+        ("POST", "/v1/cp/checkpoints/other/0/1", 404, "namespace 'other' is unknown"),
+        ("POST", "/v1/cp/namespaces/x", 400, "num_ranks: '' is not a number"),
+        ("POST", "/v1/cp/namespaces/x?num_ranks=0", 400, "num_ranks: '0' is not a number"),
+        ("POST", f"/v1/cp/namespaces/x?num_ranks={'9' * 5000}", 400, "num_ranks"),
+        ("POST", "/v1/cp/namespaces/x?num_ranks=2&steps_retained=101", 400, "steps_retained"),
+        ("GET", "/v1/cp/checkpoints/job/latest?limit=-1", 400, "limit"),
+        ("GET", "/v1/cp/checkpoints/job/0/1", 404, "has no step 1 of rank 0"),
+        ("DELETE", "/v1/cp/checkpoints/job/0/1", 404, "has no step 1 of rank 0"),
+        ("POST", "/v1/cp/cluster/reset", 403, "would delete the checkpoints of all jobs"),
+        ("GET", "/health", 200, "healthy"),
+        ("GET", "/", 404, ""),
+    ],
+)
+async def test_an_answer_says_what_is_wrong(
+    tmp_path: Path, method: str, path: str, status: int, said: str
+) -> None:
+    async with members(tmp_path, 1) as made:
+        url = f"http://127.0.0.1:{made.ports[0]}{path}"
+        async with made.session.request(method, URL(url, encoded=True)) as answer:
+            assert (answer.status, said in await answer.text()) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Shard-Meta": "x" * 121}, 400),
+        ({"Unbroken-Stamp": "x"}, 400),
+        ({"Unbroken-Stamp": "-1"}, 400),
+        ({"Unbroken-Stamp": "9" * 30}, 400),
+        ({"Transfer-Encoding": "chunked"}, 411),
+    ],
+)
+async def test_a_hostile_header_is_refused(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    async with members(tmp_path, 1) as made:
+        path = "/v1/cp/checkpoints/job/0/1"
+        data = _pieces() if "Transfer-Encoding" in headers else b"x"
+        headers = {} if "Transfer-Encoding" in headers else headers
+        assert (await made.ask(made.ports[0], "POST", path, data=data, headers=headers))[
+            0
+        ] == status
+        assert await made.get(made.ports[0], 0, 1) is None
+
+
+async def _pieces() -> AsyncIterator[bytes]:
+    yield b"x"
+
+
+async def test_a_deleted_namespace_is_gone_everywhere(tmp_path: Path) -> None:
+    async with members(tmp_path, 3) as made:
+        for rank in range(3):
+            assert await made.put(made.ports[0], rank, 7) == 200
+        assert (await made.ask(made.ports[1], "DELETE", "/v1/cp/checkpoints/job/0/7"))[0] == 200
+        assert await made.get(made.ports[2], 0, 7) is None
+        assert (await made.ask(made.ports[1], "DELETE", "/v1/cp/namespaces/job"))[0] == 200
+        for port in made.ports:
+            assert (await made.ask(port, "GET", "/v1/cp/namespaces/job"))[0] == 404
+        await made.hold(0)
