@@ -58,7 +58,8 @@ class Options:
     offload_activations: int = 1
     """1: the backward pass computes activations again instead of keeping them."""
     sharding_strategy: str = "full"
-    """`full`: each parameter is divided among all ranks."""
+    """`full`: each parameter is divided among all ranks. `hybrid`: among the ranks of a node, and
+    every node has the whole."""
     tokenizer: str = ""
     """Name of a tokenizer on Hugging Face, or its folder. Empty: tokens are bytes."""
     dataset: str = ""
@@ -320,11 +321,20 @@ def prepared(options: Options) -> Texts:
     return Texts(tokens.count, Samples(train, tokens, width), held)
 
 
+def mesh_shape(options: Options, ranks: int) -> tuple[int, ...]:
+    """Return the size of the mesh: ranks, or with hybrid sharding nodes and ranks of a node."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return (ranks // local, local) if options.sharding_strategy == "hybrid" else (ranks,)
+
+
 def sharded(options: Options, vocabulary: int, device: torch.device) -> Llama:
     """Return the model, each block and the rest in shards on the ranks of the mesh."""
     torch.manual_seed(options.seed)
     model = Llama(options, vocabulary).to(device)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    shape = mesh_shape(options, dist.get_world_size())
+    mesh = init_device_mesh(
+        device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]
+    )
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if device.type == "cuda" else None
     settings: dict[str, Any] = {"mesh": mesh} | ({"mp_policy": half} if half else {})
     for block in model.blocks:
@@ -469,8 +479,8 @@ def parse_options() -> Options:
     options = Options(**vars(parser.parse_args()))
     if options.model_type not in ("llama_v2", "llama_v3"):
         parser.error(f"--model_type={options.model_type}: this is a Llama (llama_v2)")
-    if options.sharding_strategy != "full":
-        parser.error(f"--sharding_strategy={options.sharding_strategy}: full is the only one here")
+    if options.sharding_strategy not in ("full", "hybrid"):
+        parser.error(f"--sharding_strategy={options.sharding_strategy}: give full or hybrid")
     if options.num_heads % options.num_key_value_heads or options.hidden_width % options.num_heads:
         parser.error(
             "--hidden_width is a multiple of --num_heads, and that of --num_key_value_heads"

@@ -12,16 +12,19 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cli_forks import run_unbroken
 from tests.e2e.clusters import Cluster
 from tests.e2e.conftest import kubectl_path as kubectl_path
+from tests.e2e.conftest import make_cluster as make_cluster
 from tests.examples.hub import serving
 from tests.tiers import FRAMEWORKS_ENV
+from tests.watching import wait_until
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples/fsdp/train.py"
@@ -248,3 +251,61 @@ def test_the_rule_of_the_document_restarts_a_job_that_prints_no_loss(
     culprit = hyperpod.get("incidents.unbroken.dev", f"{FSDP}-1")["spec"]["culprit"]
     assert (culprit["rule"], culprit["violation"]) == ("JobStart", "Hang")
     hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_hybrid_sharding_loses_no_step_with_a_worker_or_a_node(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """A node has the whole model: four ranks on two nodes, and a third node is free."""
+    pytest.importorskip("torch")
+    cluster = make_cluster("--nodes", "3")
+    options = ("--max_steps=100000", "--sharding_strategy=hybrid", f"--checkpoint_dir={tmp_path}/c")
+    size = ("--nnodes", "2", "--nproc-per-node", "2")
+    cluster.unbroken("run", *size, "--name", "hybrid", "--detach", str(TRAIN), *options)
+
+    def until_trained_after(starts: int) -> None:
+        """Wait for ten steps after this number of starts from memory."""
+
+        def has_trained(printed: str) -> bool:
+            found = re.findall(r"resumed at step (\d+) from memory", printed)
+            first = int(found[-1]) if found else 0
+            return len(found) == starts and f"Batch {first + 10}]" in printed
+
+        wait_until(
+            lambda: cluster.unbroken("logs", "hybrid", "--rank", "0", check=False).stdout,
+            has_trained,
+            patience=600,
+        )
+
+    def chaos(command: str, rank: str) -> None:
+        words = ["chaos", command, "--dir", str(cluster.directory), "hybrid", "--rank", rank]
+        run_unbroken(words, Path.cwd(), os.environ).check_returncode()
+
+    until_trained_after(0)
+    chaos("kill-worker", "1")
+    until_trained_after(1)
+    chaos("kill-node", "3")
+    until_trained_after(2)
+    told = cluster.unbroken("explain", "hybrid").stdout
+    assert "from memory (2 ranks) and buddy 0 (2 ranks)" in told
+    assert "no step lost; no sample repeated or skipped" in told
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_manifest_of_the_example_runs_to_its_end(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    cluster = make_cluster("--nodes", "3")
+    text = TRAIN.with_name("llama.yaml").read_text()
+    assert "--max_steps=600" in text
+    job = tmp_path / "llama.yaml"
+    job.write_text(text.replace("--max_steps=600", "--max_steps=10"))
+    cluster.kubectl("create", "configmap", "llama", f"--from-file={TRAIN}")
+    done = cluster.unbroken("run", str(job))
+    assert list(losses(done.stdout)) == list(range(10))
