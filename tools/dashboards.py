@@ -53,8 +53,8 @@ TRAINING = (
     ),
     Panel(
         "Open incidents",
-        f"unbroken_job_incident_open{{{JOB}}} == 1",
-        "{{namespace}}/{{job}}",
+        f"sum(unbroken_job_incident_open{{{JOB}}})",
+        "open",
         kind="stat",
     ),
     Panel(

@@ -244,6 +244,9 @@ def break_things(cluster: Cluster, server: Prometheus, folder: Path) -> None:
                 "unbroken_job_goodput_ratio",
             )
         one.finish()
+    with (cluster.directory / "nodes/node-0/kernel.log").open("a") as log:
+        log.write("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python, MMU Fault\n")
+    scraped('unbroken_node_faults_total{node="node-0"}', "DCGM_FI_DEV_XID_ERRORS == 31")
     # Nodes are repaired one after the other: at most a fifth of them at once.
     faulty = [name for name in ("node-1", "node-2", "node-3") if name != lost][:2]
     for number, name in enumerate(faulty, 1):
