@@ -45,7 +45,7 @@ def crashes(kind: str, stride: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("victim", range(RANKS))
 @pytest.mark.parametrize(
     ("when", "stride"),
-    [("after", 75), *(pytest.param(when, 1, marks=each) for when in ("before", "after"))],
+    [("after", 50), *(pytest.param(when, 1, marks=each) for when in ("before", "after"))],
 )
 def test_a_rank_is_killed_at_a_request(when: str, stride: int, victim: int) -> None:
     """Take the checkpoint before, or the new one: if all ranks have stored their parts, that."""
