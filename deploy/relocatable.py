@@ -26,11 +26,11 @@ from pathlib import Path
 
 import unbroken
 
-DISTRIBUTIONS = ("aiohttp", "google-re2", "py-spy")
+DISTRIBUTIONS = ("aiohttp", "google-re2", "msgspec", "py-spy")
 """Packages that the agent imports or starts; those that they require are taken, too."""
 PARTS = (
     *("__init__.py", "errors.py", "agent", "agent_http", "budget.py", "core", "listener.py"),
-    *("foreign_numbers.py", "log_lines.py", "runtime"),
+    *("foreign_numbers.py", "log_lines.py", "runtime", "typed_fields.py"),
     *("spec", "wire", "worker"),
 )
 """Parts of `unbroken` that the agent and the workers import."""

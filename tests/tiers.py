@@ -110,9 +110,7 @@ def missing(tier: str) -> str | None:
     lacks = list(dict.fromkeys(absent))
     if lacks:
         target = "test-ui" if tier == "browser" else f"test-{tier}"
-        return (
-            f"make {target} needs Debian's {', '.join(lacks)}: apt-get install {' '.join(lacks)}"
-        )
+        return f"make {target} needs Debian's {', '.join(lacks)}: apt-get install {' '.join(lacks)}"
     check = _CHECKS.get(tier)
     return check() if check else None
 

@@ -12,8 +12,8 @@ from unbroken.core.checkpoint_memory import (
     NAMESPACES_MAX,
     RANKS_MAX,
     CheckpointMemory,
-    Refusal,
-    Settings,
+    CheckpointRefusal,
+    NamespaceSettings,
     Shard,
     ShardKey,
     in_order,
@@ -27,7 +27,7 @@ from unbroken.core.checkpoint_memory import (
 from unbroken.foreign_numbers import INT64_MAX
 
 META = '{"checksum": "nUaihFhKmyOouFgTnz7GcYw==", "algorithm": "xxh3_128"}'
-SETTINGS = Settings(num_ranks=3, steps_retained=2, stamp=1)
+SETTINGS = NamespaceSettings(num_ranks=3, steps_retained=2, stamp=1)
 
 
 def shard(rank: int, step: int, size: int = 10, stamp: int = 1, namespace: str = "job") -> Shard:
@@ -42,10 +42,12 @@ def memory(capacity: int = 100) -> CheckpointMemory:
     return made
 
 
-def put(of: CheckpointMemory, one: Shard, now: float = 0.0, retained: int = 2) -> Refusal | None:
+def put(
+    of: CheckpointMemory, one: Shard, now: float = 0.0, retained: int = 2
+) -> CheckpointRefusal | None:
     """Have a shard come whole."""
     admitted = of.admit(one, now)
-    if isinstance(admitted, Refusal):
+    if isinstance(admitted, CheckpointRefusal):
         return admitted
     of.accept(one, retained)
     return None
@@ -62,7 +64,7 @@ def steps(of: CheckpointMemory, namespace: str = "job") -> list[tuple[int, int]]
 )
 def test_a_namespace_is_never_another_path(name: str) -> None:
     assert not is_namespace(name)
-    assert isinstance(key_of(name, "0", "0"), Refusal)
+    assert isinstance(key_of(name, "0", "0"), CheckpointRefusal)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_namespace_is_never_another_path(name: str) -> None:
 )
 def test_a_rank_or_step_that_is_no_number_is_refused(rank: str, step: str) -> None:
     refusal = key_of("job", rank, step)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, CheckpointRefusal)
     assert refusal.status == 400
 
 
@@ -111,7 +113,7 @@ def test_the_save_that_began_last_wins() -> None:
     assert one.accept(early, 2) == [early]
     assert one.find(late.key) == late
     refusal = one.admit(early, 0.0)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, CheckpointRefusal)
     assert refusal.status == 409
 
 
@@ -119,14 +121,14 @@ def test_a_shard_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     one = memory(100)
     assert put(one, shard(0, 1, size=60)) is None
     refusal = one.admit(shard(1, 1, size=50), 0.0)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, CheckpointRefusal)
     assert refusal.status == 507
     assert "60 of 100 bytes" in refusal.reason
     assert steps(one) == [(0, 1)]
     # What is under way is counted as well, until it is given up.
     under_way = shard(1, 1, size=40)
     assert isinstance(one.admit(under_way, 0.0), list)
-    assert isinstance(one.admit(shard(2, 1, size=1), 0.0), Refusal)
+    assert isinstance(one.admit(shard(2, 1, size=1), 0.0), CheckpointRefusal)
     one.release(under_way)
     assert put(one, shard(2, 1, size=40)) is None
 
@@ -137,7 +139,7 @@ def test_a_rank_gives_up_older_steps_but_not_its_last() -> None:
         assert put(one, shard(0, step, size=40)) is None
     assert put(one, shard(0, 3, size=40)) is None
     assert steps(one) == [(0, 2), (0, 3)]
-    assert isinstance(one.admit(shard(0, 4, size=70), 0.0), Refusal)
+    assert isinstance(one.admit(shard(0, 4, size=70), 0.0), CheckpointRefusal)
     assert steps(one) == [(0, 2), (0, 3)]
 
 
@@ -168,15 +170,17 @@ def test_namespaces_are_bounded() -> None:
     one = memory()
     for number in range(1, NAMESPACES_MAX):
         assert one.configure(f"job-{number}", SETTINGS, 0.0) is None
-    assert isinstance(one.configure("one-more", SETTINGS, 1.0), Refusal)
-    assert isinstance(one.admit(shard(0, 1, namespace="one-more"), 1.0), Refusal)
+    assert isinstance(one.configure("one-more", SETTINGS, 1.0), CheckpointRefusal)
+    assert isinstance(one.admit(shard(0, 1, namespace="one-more"), 1.0), CheckpointRefusal)
     assert one.configure("one-more", SETTINGS, 1.0 + IDLE_SECONDS) is None
     assert len(one.all_settings()) == NAMESPACES_MAX
 
 
-@pytest.mark.parametrize("wrong", [Settings(0, 3, 1), Settings(3, 0, 1), Settings(3, 101, 1)])
-def test_settings_out_of_bounds_are_refused(wrong: Settings) -> None:
-    assert isinstance(memory().configure("other", wrong, 0.0), Refusal)
+@pytest.mark.parametrize(
+    "wrong", [NamespaceSettings(0, 3, 1), NamespaceSettings(3, 0, 1), NamespaceSettings(3, 101, 1)]
+)
+def test_settings_out_of_bounds_are_refused(wrong: NamespaceSettings) -> None:
+    assert isinstance(memory().configure("other", wrong, 0.0), CheckpointRefusal)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from unbroken.wire.agent import AgentState
 
 GUIDE = Path(__file__).parents[2] / "docs/guide"
 ENDS = {AgentState.COMPLETED, AgentState.FAULTED}
+ELSEWHERE = ("trackers",)
+"""Pages whose scripts need more than torch: `tests/e2e/test_trackers.py` runs them."""
 
 
 def scripts() -> list[tuple[str, str]]:
@@ -19,6 +21,7 @@ def scripts() -> list[tuple[str, str]]:
     return [
         (f"{page.stem}-{number}", text)
         for page in sorted(GUIDE.glob("*.md"))
+        if page.stem not in ELSEWHERE
         for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
         if text.startswith("import ")
     ]

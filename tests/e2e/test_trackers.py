@@ -25,6 +25,7 @@ from tests.watching import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.frameworks, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs/guide/trackers.md"
 PROGRAM = Path(__file__).parent / "programs/trackers/train.py"
 PYTHON = TRACKERS_ENV / "bin/python"
 STARTED_SECONDS = 600.0
@@ -164,6 +165,15 @@ def test_weights_and_biases_has_one_id_in_the_folders_of_all_its_processes(
     assert ids == {uid}
     # Rank 0 has kept its process over the death of rank 1, and was killed once.
     assert len(folders) == 2
+
+
+def test_the_script_of_the_guide_writes_its_run(tmp_path: Path, server: str) -> None:
+    (text,) = re.findall(r"```python\n(import .*?)```", GUIDE.read_text(), re.S)
+    done = run_plain(text, tmp_path, MLFLOW_TRACKING_URI=server)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs(server, "llama")
+    assert (run["status"], run["params"]) == ("FINISHED", {"lr": "0.0003"})
+    assert len(run["metrics"]["loss"]) == 1000
 
 
 SCRIPT = """

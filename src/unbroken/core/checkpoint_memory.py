@@ -85,7 +85,7 @@ def shard_of_file(namespace: str, name: str, size: int) -> Shard | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NamespaceSettings:
     """Settings of a namespace, given when it is created."""
 
     num_ranks: int
@@ -100,7 +100,7 @@ class Settings:
         return f"{self.num_ranks}.{self.steps_retained}.{self.stamp}.settings"
 
 
-def settings_of_file(name: str) -> Settings | None:
+def settings_of_file(name: str) -> NamespaceSettings | None:
     """Return the settings that a file's name records; None: it records none."""
     *numbers, kind = name.split(".")
     values = [whole_number(text) for text in numbers]
@@ -109,12 +109,12 @@ def settings_of_file(name: str) -> Settings | None:
     ranks, steps, stamp = values
     if ranks is None or steps is None or stamp is None:
         return None
-    settings = Settings(ranks, steps, stamp)
+    settings = NamespaceSettings(ranks, steps, stamp)
     return settings if settings.file_name == name else None
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CheckpointRefusal:
     """An answer that is an error."""
 
     status: int
@@ -127,16 +127,20 @@ def is_namespace(name: str) -> bool:
     return _NAMESPACE.fullmatch(name) is not None
 
 
-def key_of(namespace: str, rank: str, step: str) -> ShardKey | Refusal:
+def key_of(namespace: str, rank: str, step: str) -> ShardKey | CheckpointRefusal:
     """Return the key that the parts of a path name."""
     if not is_namespace(namespace):
-        return Refusal(400, wrong_namespace(namespace))
+        return CheckpointRefusal(400, wrong_namespace(namespace))
     number = whole_number(rank, most=RANKS_MAX)
     if number is None:
-        return Refusal(400, f"rank {rank[:40]!r} is not a whole number from 0 to {RANKS_MAX}")
+        return CheckpointRefusal(
+            400, f"rank {rank[:40]!r} is not a whole number from 0 to {RANKS_MAX}"
+        )
     at = whole_number(step)
     if at is None:
-        return Refusal(400, f"step {step[:40]!r} is not a whole number from 0 to {INT64_MAX}")
+        return CheckpointRefusal(
+            400, f"step {step[:40]!r} is not a whole number from 0 to {INT64_MAX}"
+        )
     return ShardKey(namespace, number, at)
 
 
@@ -173,7 +177,7 @@ def whole_steps(held: Iterable[tuple[int, int]], limit: int) -> list[int]:
 @dataclass(slots=True)
 class _Namespace:
     used_at: float
-    settings: Settings | None = None
+    settings: NamespaceSettings | None = None
     shards: dict[tuple[int, int], Shard] = field(default_factory=dict)
     """By rank and step."""
     incoming: int = 0
@@ -196,7 +200,7 @@ class CheckpointMemory:
 
     # --- what there is
 
-    def settings(self, namespace: str, now: float | None = None) -> Settings | None:
+    def settings(self, namespace: str, now: float | None = None) -> NamespaceSettings | None:
         """Return the settings of a namespace; None: unknown here.  `now`: a client asks."""
         found = self._namespaces.get(namespace)
         if found is None:
@@ -205,7 +209,7 @@ class CheckpointMemory:
             found.used_at = now
         return found.settings
 
-    def all_settings(self) -> dict[str, Settings]:
+    def all_settings(self) -> dict[str, NamespaceSettings]:
         """Return the settings of all namespaces."""
         return {
             name: found.settings
@@ -230,23 +234,27 @@ class CheckpointMemory:
 
     # --- what changes
 
-    def configure(self, namespace: str, settings: Settings, now: float) -> Refusal | None:
+    def configure(
+        self, namespace: str, settings: NamespaceSettings, now: float
+    ) -> CheckpointRefusal | None:
         """Create a namespace, or take over settings that are newer."""
         if settings.num_ranks > RANKS_MAX + 1 or settings.num_ranks < 1:
-            return Refusal(400, f"num_ranks must be 1 to {RANKS_MAX + 1}, not {settings.num_ranks}")
+            return CheckpointRefusal(
+                400, f"num_ranks must be 1 to {RANKS_MAX + 1}, not {settings.num_ranks}"
+            )
         if not 1 <= settings.steps_retained <= STEPS_RETAINED_MAX:
-            return Refusal(
+            return CheckpointRefusal(
                 400,
                 f"steps_retained must be 1 to {STEPS_RETAINED_MAX}, not {settings.steps_retained}",
             )
         found = self._open(namespace, now)
-        if isinstance(found, Refusal):
+        if isinstance(found, CheckpointRefusal):
             return found
         if found.settings is None or found.settings.stamp < settings.stamp:
             found.settings = settings
         return None
 
-    def _open(self, namespace: str, now: float) -> _Namespace | Refusal:
+    def _open(self, namespace: str, now: float) -> _Namespace | CheckpointRefusal:
         """Return a namespace, new if there is none; an idle one without shards makes room."""
         found = self._namespaces.get(namespace)
         if found is not None:
@@ -258,7 +266,7 @@ class CheckpointMemory:
                 if not one.bytes() and now - one.used_at > IDLE_SECONDS
             ]
             if not idle:
-                return Refusal(
+                return CheckpointRefusal(
                     507,
                     f"{NAMESPACES_MAX} namespaces exist and are in use; delete one, or wait until "
                     "one was not used for an hour",
@@ -277,16 +285,18 @@ class CheckpointMemory:
         found.shards[place] = shard
         return other
 
-    def admit(self, shard: Shard, now: float) -> list[Shard] | Refusal:
+    def admit(self, shard: Shard, now: float) -> list[Shard] | CheckpointRefusal:
         """Reserve memory for a shard; returns the shards to drop for it.
 
         `accept` or `release` must follow.
         """
         present = self.find(shard.key)
         if present is not None and present.stamp > shard.stamp:
-            return Refusal(409, f"a newer save of step {shard.key.step} has replaced this one")
+            return CheckpointRefusal(
+                409, f"a newer save of step {shard.key.step} has replaced this one"
+            )
         found = self._open(shard.key.namespace, now)
-        if isinstance(found, Refusal):
+        if isinstance(found, CheckpointRefusal):
             return found
         found.used_at = now
         needed = shard.size - (self.capacity - self.used())
@@ -297,7 +307,7 @@ class CheckpointMemory:
             if needed <= 0:
                 break
         if needed > 0:
-            return Refusal(507, self._is_full(shard))
+            return CheckpointRefusal(507, self._is_full(shard))
         for victim in victims:
             self.remove(victim.key)
         found.incoming += shard.size

@@ -16,8 +16,8 @@ from types import TracebackType
 
 from unbroken.core.checkpoint_memory import (
     CheckpointMemory,
-    Refusal,
-    Settings,
+    CheckpointRefusal,
+    NamespaceSettings,
     Shard,
     ShardKey,
     is_namespace,
@@ -72,7 +72,7 @@ class CheckpointFiles:
         """Path of a shard's file."""
         return self._namespaces / shard.key.namespace / shard.file_name
 
-    def configure(self, namespace: str, settings: Settings) -> Refusal | None:
+    def configure(self, namespace: str, settings: NamespaceSettings) -> CheckpointRefusal | None:
         """Create a namespace, or take over newer settings. Raises OSError."""
         refusal = self.memory.configure(namespace, settings, wall())
         if refusal is None and self.memory.settings(namespace) == settings:
@@ -81,10 +81,10 @@ class CheckpointFiles:
             (folder / settings.file_name).touch(mode=0o600)
         return refusal
 
-    def receive(self, shard: Shard) -> IncomingShard | Refusal:
+    def receive(self, shard: Shard) -> IncomingShard | CheckpointRefusal:
         """Reserve memory for a shard; enter the answer, and write to it. Raises OSError."""
         admitted = self.memory.admit(shard, wall())
-        if isinstance(admitted, Refusal):
+        if isinstance(admitted, CheckpointRefusal):
             return admitted
         self._unlink(admitted)
         if admitted:

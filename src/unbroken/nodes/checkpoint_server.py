@@ -29,8 +29,8 @@ from unbroken.core.checkpoint_memory import (
     RANKS_MAX,
     STEPS_RETAINED,
     STEPS_RETAINED_MAX,
-    Refusal,
-    Settings,
+    CheckpointRefusal,
+    NamespaceSettings,
     Shard,
     ShardKey,
     is_namespace,
@@ -182,7 +182,7 @@ class Member:
         body = Namespace(settings.num_ranks, settings.steps_retained, settings.stamp)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
-    async def _settings(self, namespace: str, *, is_own: bool = False) -> Settings:
+    async def _settings(self, namespace: str, *, is_own: bool = False) -> NamespaceSettings:
         """Return the settings of a namespace. Raises HTTPNotFound."""
         settings = self._memory.settings(namespace, wall())
         if settings is not None:
@@ -198,7 +198,7 @@ class Member:
             f"/v1/cp/namespaces/{namespace}?num_ranks=N"
         )
 
-    async def _settings_of(self, member: str, namespace: str) -> Settings | None:
+    async def _settings_of(self, member: str, namespace: str) -> NamespaceSettings | None:
         if member == self._peers.own:
             return None
         path = _NAMESPACE_PATH.format(namespace=namespace)
@@ -207,12 +207,12 @@ class Member:
                 if answer.status == 200:
                     found = msgspec.json.decode(await answer.read(), type=Namespace)
                     steps = found.steps_to_retain_per_rank
-                    return Settings(found.num_ranks, steps, found.stamp)
+                    return NamespaceSettings(found.num_ranks, steps, found.stamp)
         return None
 
     async def _create_namespace(self, request: web.Request) -> web.Response:
         namespace, own_stamp = _namespace(request), _stamp(request)
-        settings = Settings(
+        settings = NamespaceSettings(
             _number(request, "num_ranks", None, RANKS_MAX + 1),
             _number(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX),
             wall_stamp() if own_stamp is None else own_stamp,
@@ -299,7 +299,7 @@ class Member:
             await self._store(incoming, settings.steps_retained)
         return web.json_response({"status": "ok"})
 
-    async def _reopen(self, shard: Shard, settings: Settings) -> None:
+    async def _reopen(self, shard: Shard, settings: NamespaceSettings) -> None:
         """Delete the metadata of an earlier save of this step: it describes other shards."""
         last = settings.num_ranks - 1
         if shard.key.rank < last:
@@ -473,7 +473,7 @@ class Member:
         for contents in held.values():
             for name, (ranks, steps, stamp) in contents.settings.items():
                 if is_namespace(name):
-                    self._files.configure(name, Settings(ranks, steps, stamp))
+                    self._files.configure(name, NamespaceSettings(ranks, steps, stamp))
         shards = list(self._memory.shards())
         copies, surplus = repairs(self._peers.own, self._peers.members, shards, known)
         for shard, member in copies:
@@ -516,8 +516,8 @@ async def _fill(incoming: IncomingShard, request: web.Request) -> None:
 
 
 def _raise(given: Any) -> Any:
-    """Return what is no Refusal; raise one as an answer."""
-    if isinstance(given, Refusal):
+    """Return what is no CheckpointRefusal; raise one as an answer."""
+    if isinstance(given, CheckpointRefusal):
         raise _REFUSALS[given.status](text=given.reason)
     return given
 

@@ -21,7 +21,7 @@ from unbroken.cli.page.values import (
     recovery_value,
 )
 from unbroken.core.page.heat_map import heat_map
-from unbroken.core.page.history import History
+from unbroken.core.page.history import MetricHistory
 from unbroken.errors import SpecError
 from unbroken.spec.job.incident import StackGroup
 from unbroken.wire.observation import RankWatch
@@ -84,7 +84,7 @@ def test_columns_have_equal_lengths_and_bounded_size() -> None:
     assert {len(one) for one in columns} == {1024}
     assert all(len(one) <= 60 for one in value["phases"])
     assert len(json.dumps(value)) < 200_000
-    history = History(2.0)
+    history = MetricHistory(2.0)
     history.add(0.0, watches[:2])
     history.add(2.0, [RankWatch(0, step=8, metrics={"loss": 1.5})])
     shown = history_value(history)

@@ -43,7 +43,7 @@ from unbroken.cli.nodes.views import (
 )
 from unbroken.core.job.record import timeline
 from unbroken.core.page.heat_map import HeatMap, heat_map
-from unbroken.core.page.history import History
+from unbroken.core.page.history import MetricHistory
 from unbroken.errors import SpecError
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.times import time_text
@@ -69,7 +69,7 @@ WORD_SHOWN = 60
 class JobPast:
     """What was seen of a job since the page's server started."""
 
-    history: History = field(default_factory=lambda: History(SAMPLE_SECONDS))
+    history: MetricHistory = field(default_factory=lambda: MetricHistory(SAMPLE_SECONDS))
     ranks: int | None = None
     """World size by the reports of its agents; None: not known."""
 
@@ -201,7 +201,7 @@ def part_value(name: str, seconds: float) -> dict[str, Any]:
     return {"part": name, "partSeconds": seconds}
 
 
-def history_value(found: History) -> dict[str, Any]:
+def history_value(found: MetricHistory) -> dict[str, Any]:
     """Columns of equal length; null: not known."""
     points = found.points
     return {

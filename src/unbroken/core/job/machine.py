@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unbroken.core.job.record.conditions import ENDS
-from unbroken.core.job.record.history import History
+from unbroken.core.job.record.history import HistorySender
 from unbroken.core.job.record.receipts import Receipts
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Recovery
@@ -83,7 +83,7 @@ class Job:
         self._hangs = Hangs(self.state)
         self._stalls = Stalls(self.state)
         self._receipts = Receipts(self.state)
-        self._history = History(self.state)
+        self._history = HistorySender(self.state)
         self._spares = Spares(self.state)
         self._leases = Leases(self.state)
         self._waits = Waits(self.state)

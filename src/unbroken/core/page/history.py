@@ -38,7 +38,7 @@ class Point:
     """By name, of the lowest rank that reports them; finite numbers only."""
 
 
-class History:
+class MetricHistory:
     """The points of one job, oldest first."""
 
     def __init__(self, seconds: float) -> None:

@@ -71,7 +71,7 @@ def keep(build: Callable[[], R], *, name: str = "training") -> R:
     if before is not None and before.attempt == now and _process.is_on:
         raise SpecError(f"keep: {name!r} is kept already in this attempt: give another name=")
     if before is not None and (reason := _refusal(before)):
-        log.info("objects are built anew", name=name, reason=reason)
+        log.info("objects are built anew", kept=name, reason=reason)
         before = None
     if before is None:
         value = build()

@@ -22,7 +22,7 @@ from unbroken.wire.agent import HISTORY_MAX, PAST_CHARACTERS, HistoryCommand, Pa
 from .timeline import goodput, lost_steps
 
 
-class History:
+class HistorySender:
     """Sends the history of one job."""
 
     def __init__(self, state: JobState) -> None:
