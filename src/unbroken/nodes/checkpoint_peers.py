@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from unbroken.core.checkpoint_memory import in_order
-from unbroken.errors import WorldError
+from unbroken.errors import PeerError, WorldError
 from unbroken.kube.clock import monotonic
 from unbroken.log_lines import Log
 
@@ -123,12 +123,11 @@ class Peers:
                 *(method, f"http://{member}{path}"),
                 headers=headers,
                 timeout=timeout,
-                allow_redirects=False,
                 **more,
             ) as answer:
                 self._silent.pop(member, None)
                 yield answer
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, PeerError, TimeoutError) as error:
             self._silent[member] = monotonic() + SILENT_SECONDS
             log.warning(
                 "member of the checkpoint memory does not answer", address=member, error=error

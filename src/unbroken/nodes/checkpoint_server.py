@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
+from unbroken.agent_http.sessions import plain_session
 from unbroken.core.checkpoint_memory import (
     CONFIG_RANK,
     COPIES,
@@ -97,7 +97,7 @@ async def serve_member(options: MemberOptions, ready: Callable[[], None] = lambd
     """Serve until cancelled. Raises WorldError."""
     files = CheckpointFiles(options.folder, options.capacity)
     files.open()
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
+    async with plain_session() as session:
         peers = Peers(address_of(options.host, options.port), session)
         member = Member(files, peers, options)
         async with _listening(member.application(), options):
