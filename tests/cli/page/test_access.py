@@ -12,7 +12,7 @@ from unbroken.cli.page.access import (
     LINK_SECONDS,
     Access,
     kept,
-    remember_port,
+    kept_for,
 )
 from unbroken.errors import WorldError
 
@@ -75,8 +75,17 @@ def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
     first = kept(path)
     assert len(first.key) == 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    remember_port(path, 4711)
-    assert kept(path) == type(first)(first.key, 4711)
+    assert kept_for(path, 4711) == kept(path) == type(first)(first.key, 4711)
+    assert kept_for(path, 4711).key == first.key
+
+
+def test_another_port_has_another_key(tmp_path: Path) -> None:
+    """Check that a cookie is worth nothing that was sent to a program which took the old port."""
+    path = tmp_path / "ui.json"
+    cookie = Access(kept_for(path, 4711).key).cookie(NOW)
+    other = Access(kept_for(path, 4712).key)
+    assert not other.is_cookie(cookie, NOW)
+    assert kept(path) == kept_for(path, 4712)
 
 
 def test_a_broken_file_says_what_to_do(tmp_path: Path) -> None:

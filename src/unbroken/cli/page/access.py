@@ -48,11 +48,19 @@ def kept(path: Path) -> Kept:
         raise WorldError(f"{text} down; unbroken up") from error
 
 
-def remember_port(path: Path, port: int) -> None:
-    """Keep the port for the next start."""
+def kept_for(path: Path, port: int) -> Kept:
+    """Keep the port for the next start, and return what is kept.
+
+    With another port the key is another one, too: somebody who has taken the old port may have been
+    sent a cookie there.
+    """
     before = kept(path)
-    if before.port != port:
-        write_private(path, msgspec.json.encode(msgspec.structs.replace(before, port=port)))
+    if before.port == port:
+        return before
+    key = secrets.token_hex(KEY_BYTES) if before.port else before.key
+    made = Kept(key, port)
+    write_private(path, msgspec.json.encode(made))
+    return made
 
 
 class Access:

@@ -13,6 +13,8 @@ from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.local import state
 
+OPENING = '<!doctype html><meta http-equiv="refresh" content="0; url={link}">'
+
 
 def command(
     directory: Directory = DEFAULT,
@@ -38,7 +40,12 @@ def command(
     link = link_to(running, paths)
     print(link)
     if browser:
-        webbrowser.open(link)
+        from unbroken.local.apiserver.access import write_private  # slow to load
+
+        # Arguments of a process can be read by every user of the machine.
+        page = paths.directory / "ui.html"
+        write_private(page, OPENING.format(link=link).encode())
+        webbrowser.open(page.as_uri())
 
 
 def link_to(running: state.State, paths: state.Paths) -> str:

@@ -20,7 +20,7 @@ from unbroken.local.state import Paths
 from unbroken.log_lines import Log
 
 from . import values
-from .access import Access, kept, remember_port
+from .access import Access, kept, kept_for
 from .server import COST_FACTOR, Clock, PageServer, Source
 
 log = Log(__name__)
@@ -84,13 +84,13 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
 
     `port` 0: that of the last time if it is free, else any.  Raises WorldError.
     """
-    remembered = kept(paths.ui)
-    pages = Pages(ClusterPlace(str(paths.kubeconfig), None, paths), client)
-    source = Source(pages.read, pages.text, str(paths.directory))
-    server = PageServer(source, Access(remembered.key), Clock(wall, monotonic, pause), wall())
-    sockets = await _bound(port, remembered.port)
+    sockets = await _bound(port, kept(paths.ui).port)
     actual = int(sockets[0].getsockname()[1])
-    remember_port(paths.ui, actual)
+    pages = Pages(ClusterPlace(str(paths.kubeconfig), None, paths), client)
+    access = Access(kept_for(paths.ui, actual).key)
+    server = PageServer(
+        Source(pages.read, pages.text), access, Clock(wall, monotonic, pause), wall()
+    )
     server.cookie_name = f"unbroken-{actual}"
     # A stream whose browser has left ends at once: nothing else ends it before its next change.
     runner = web.AppRunner(

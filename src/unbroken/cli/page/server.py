@@ -71,8 +71,7 @@ LOCKED = """<!doctype html>
 <title>unbroken: locked</title>
 <h1>This page needs a link</h1>
 <p>A link opens it once, for ten minutes after it was made. Then this browser can look for 30 days.
-To get a link, run:</p>
-<pre>unbroken ui --dir {directory}</pre>
+To get a link, run <code>unbroken ui</code> as the user who started the cluster.</p>
 </html>
 """
 
@@ -88,8 +87,6 @@ class Source:
     read: Read
     text: Callable[[str, str, int], Awaitable[str]]
     """The story of an incident, by namespace and name of its job and its number."""
-    directory: str
-    """Folder of the cluster, for the command that makes a link."""
 
 
 @dataclass(slots=True)
@@ -174,10 +171,7 @@ class PageServer:
         return self._locked()
 
     def _locked(self) -> web.Response:
-        from html import escape
-
-        text = LOCKED.format(directory=escape(self._source.directory))
-        return web.Response(status=401, text=text, content_type="text/html")
+        return web.Response(status=401, text=LOCKED, content_type="text/html")
 
     async def _index(self, request: web.Request) -> web.Response:
         """The page itself, which shows what its address names; or the exchange of a link."""
