@@ -277,15 +277,4 @@ class InProcessSnapshots(Unbroken):
     kills_again = False
 
 
-class InProcessKeep(InProcessSnapshots):
-    """unbroken with in-process restart, snapshots, and objects that outlive a restart."""
-
-    mode = "in-process+keep"
-    setting_words = (
-        "worker.restartable, worker.Snapshot, saved at each step, and worker.keep; DDP without "
-        "init_sync where a snapshot was restored"
-    )
-    uses: ClassVar[dict[str, bool]] = {"restartable": True, "snapshots": True, "keeps": True}
-
-
-OURS = (Cold, Unbroken, WarmSnapshots, InProcess, InProcessSnapshots, InProcessKeep)
+OURS = (Cold, Unbroken, WarmSnapshots, InProcess, InProcessSnapshots)

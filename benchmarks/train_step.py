@@ -5,8 +5,7 @@ step. While the harness keeps `gate` closed, a job makes a step only now and the
 measured, and the jobs of the others neither compete with it nor look hung.
 
 UNBROKEN_BENCH is a JSON object of `parameters`, `batch`, `checkpoint_steps`, `idle_seconds`, and
-the features that our own modes switch on: `tells` steps, `restartable`, `snapshots`, `keeps`
-(objects, and no broadcast by DDP of what was restored).
+the features that our own modes switch on: `tells` steps, `restartable`, `snapshots`.
 """
 
 from __future__ import annotations
@@ -134,14 +133,14 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     world = {} if store is None else {"rank": report.rank, "world_size": _world()}
     distributed.init_process_group("gloo", store=store, **world)
     report("joined", time.time())
-    model, optimizer = _kept(wanted)
+    model = build(wanted["parameters"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     report("built", time.time())
     snapshot = _snapshot(model, optimizer) if wanted.get("snapshots") else None
     found = snapshot.restore() if snapshot is not None else None
     step = found.step if found is not None else load(model)
     report("loaded", time.time())
-    is_same = bool(wanted.get("keeps")) and found is not None
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=not is_same)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     report("restored", time.time())
     while True:
         report.pace(wanted["idle_seconds"])
@@ -155,20 +154,6 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
             _tell(step)
         if report.rank == 0 and step % wanted["checkpoint_steps"] == 0:
             save(model, step)
-
-
-def _kept(wanted: dict[str, Any]) -> tuple[nn.Module, Any]:
-    def make() -> tuple[nn.Module, Any]:
-        import torch
-
-        model = build(wanted["parameters"])
-        return model, torch.optim.SGD(model.parameters(), lr=0.001)
-
-    if not wanted.get("keeps"):
-        return make()
-    from unbroken import worker
-
-    return worker.keep(make)
 
 
 def _world() -> int:

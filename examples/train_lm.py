@@ -165,31 +165,18 @@ def resume(
     return step
 
 
-def build(options: Options, device: torch.device) -> tuple[LanguageModel, torch.optim.AdamW]:
-    """Make the model, the same on all ranks, and its optimizer."""
-    torch.manual_seed(options.seed)
-    model = LanguageModel(options).to(device)
-    return model, torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
-
-
-def prepare(
-    options: Options, device: torch.device
-) -> tuple[LanguageModel, torch.optim.AdamW, worker.Snapshot | None]:
-    """Return model and optimizer, those from before an in-process restart if possible."""
-    if worker is None or not options.snapshot_every:
-        return *build(options, device), None
-    model, optimizer = worker.keep(lambda: build(options, device))
-    return model, optimizer, worker.Snapshot(model=model, optimizer=optimizer)
-
-
 def train(options: Options, corpus: Tensor, device: torch.device) -> None:
     """Train from the end of the snapshot, or else of the checkpoint, to the last step."""
     rank = dist.get_rank()
+    torch.manual_seed(options.seed)
+    model = LanguageModel(options).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
     file = Path(options.checkpoint_dir) / "checkpoint.pt" if options.checkpoint_dir else None
-    model, optimizer, snapshot = prepare(options, device)
+    snapshot = None
+    if worker is not None and options.snapshot_every:
+        snapshot = worker.Snapshot(model=model, optimizer=optimizer)
     first_step = resume(snapshot, file, model, optimizer)
-    is_equal = snapshot is not None and snapshot.restored is not None
-    parallel = DistributedDataParallel(model, init_sync=not is_equal)
+    parallel = DistributedDataParallel(model)
     is_gpu = device.type == "cuda"
     known: dict[str, float] = {}
     for step in range(first_step, options.steps):

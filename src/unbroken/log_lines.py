@@ -52,7 +52,6 @@ KEYS = {
     "job": "namespace/name of a job of any kind",
     "jobs": "number of jobs",
     "killed": "number of containers killed",
-    "kept": "name of objects that a script keeps",
     "key": "key in a work queue",
     "kind": "kind of an object",
     "lease": "Lease",

@@ -16,21 +16,15 @@ PLENTY = 8 << 30
 
 
 class Agent:
-    """Agent of a worker: its own memory, that of its buddies by node rank, and its receipts.
-
-    `owner` is the pid of the worker, which it knows from the kernel.
-    """
+    """Agent of a worker: its own memory, that of its buddies by node rank, and its receipts."""
 
     turn = threading.Lock()
     """Lock for all agents, since agents of several ranks may share one memory."""
 
     def __init__(
-        self,
-        memory: SnapshotSlots,
-        buddies: Mapping[int, SnapshotSlots] | None = None,
-        owner: int | None = None,
+        self, memory: SnapshotSlots, buddies: Mapping[int, SnapshotSlots] | None = None
     ) -> None:
-        self.memory, self.buddies, self.owner = memory, buddies or {}, owner
+        self.memory, self.buddies = memory, buddies or {}
         self.receipts: list[dict[str, Any]] = []
         self.lists = self.fetches = 0
 
@@ -45,11 +39,8 @@ class Agent:
             self.receipts.append(message)
         if kind in ANSWERS:
             is_fetch = kind == SNAPSHOT_FETCH
-            answer = self._fetched(message) if is_fetch else self._answered(message)
+            answer = self._fetched(message) if is_fetch else self.memory.answer(message)
             socket.send_fds(sock, [encode(answer.message)], answer.fds)
-
-    def _answered(self, message: dict[str, Any]) -> SlotAnswer:
-        return self.memory.answer(message, self.owner)
 
     def _fetched(self, message: dict[str, Any]) -> SlotAnswer:
         is_list, wanted = message.get("list") is True, message.get("step")

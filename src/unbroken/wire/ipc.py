@@ -36,9 +36,6 @@ CHECKPOINT_INIT, CHECKPOINT_UPDATE, CHECKPOINT_GET = (
 SNAPSHOT_OPEN = "snapshot_open"
 """Ours: `name`, `rank`, `attempt`, `slot` (0 or 1), `bytes`; answered with `snapshot_slot`.
 
-With `from_attempt`, it is the slot of this number that the same process opened in that attempt, if
-it has the size; otherwise a new one.
-
 Every answer about snapshots may have `error` instead.
 """
 SNAPSHOT_SLOT = "snapshot_slot"

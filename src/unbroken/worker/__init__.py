@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from unbroken.worker.checkpointing.checkpoints import checkpoints
     from unbroken.worker.checkpointing.torch_storage import StorageReader, StorageWriter
     from unbroken.worker.loading.data import data
-    from unbroken.worker.restart.keeping import keep
     from unbroken.worker.restart.restartable import RankLost, restartable
     from unbroken.worker.snapshot.snapshot import Snapshot
     from unbroken.worker.tracking.run import track
@@ -66,7 +65,6 @@ __all__ = [
     "checkpoints",
     "context",
     "data",
-    "keep",
     "phase",
     "progress",
     "restartable",
@@ -76,7 +74,6 @@ __all__ = [
 _ELSEWHERE = {
     "checkpoints": "checkpointing.checkpoints",
     "data": "loading.data",
-    "keep": "restart.keeping",
     "RankLost": "restart.restartable",
     "restartable": "restart.restartable",
     "Snapshot": "snapshot.snapshot",

@@ -61,25 +61,13 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     return found
 
 
-def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Make what is trained; a process that is kept makes it once, unless it is sharded."""
-    report("built")
-    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Tanh(), nn.Linear(32, 16))
-    if IS_SHARDED:
-        shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
-
-
-def replicated(model: nn.Module, *, is_equal: bool) -> nn.Module:
-    """Wrap the model in DDP, which broadcasts it unless the replicas are equal already.
+def replicated(model: nn.Module) -> nn.Module:
+    """Wrap the model in DDP.
 
     Unless it looks for unused parameters, DDP packs gradients differently in the first step of an
     attempt. More than two ranks are then added in another order.
     """
-    return nn.parallel.DistributedDataParallel(
-        model, find_unused_parameters=True, init_sync=not is_equal
-    )
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def shard(model: nn.Module) -> None:
@@ -98,13 +86,17 @@ def train() -> None:
     report("start", agent=os.getppid(), environment=environment)
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
-    model, optimizer, scheduler = build() if IS_SHARDED else worker.keep(build)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Tanh(), nn.Linear(32, 16))
+    if IS_SHARDED:
+        shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
     snapshot = worker.Snapshot(model=model, optimizer=optimizer, scheduler=scheduler)
     found = snapshot.restore()
     first = found.step + 1 if found else 0
     if found:
         report("restored", step=found.step, source=found.source, checksum=found.checksum)
-    parallel = model if IS_SHARDED else replicated(model, is_equal=found is not None)
+    parallel = model if IS_SHARDED else replicated(model)
     for step in takewhile(goes_on, count(first)):
         hold(step, "begin")
         torch.manual_seed(step)

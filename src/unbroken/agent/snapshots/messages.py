@@ -115,11 +115,7 @@ class SnapshotMessages:
     def _send(self, connection: Connection, message: Mapping[str, Any], reason: str) -> None:
         snapshots, copies = self._memory(), self._replication
         if copies is None or reason or message["type"] != ipc.SNAPSHOT_FIND:
-            owner = connection.speaker.pid
-            if reason:
-                answer = snapshots.refusal(message, reason)
-            else:
-                answer = snapshots.answer(message, owner)
+            answer = snapshots.refusal(message, reason) if reason else snapshots.answer(message)
             connection.send(answer.message, answer.fds)
             return
         copies.offer(message)

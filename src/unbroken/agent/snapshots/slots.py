@@ -1,12 +1,11 @@
 """Memory of snapshots: slots of every rank, kept from attempt to attempt, in anonymous files within
 limits.
 
-Each slot is an anonymous file of its own. A later attempt gets it only if the same process asks for
-it, after an in-process restart: a worker that wakes up late writes into memory of its own. When a
-newer attempt is known, the completed snapshots of older ones are noted, and only those are ever
-offered. A slot of an older attempt goes when the same rank has saved twice in a newer one. Then all
-ranks have saved once, as they train in step. It also goes when a rank reports which slot it
-restored.
+Each slot is an anonymous file of its own, never given to a later attempt: a worker that wakes up
+late writes into memory of its own. When a newer attempt is known, the completed snapshots of older
+ones are noted, and only those are ever offered. A slot of an older attempt goes when the same rank
+has saved twice in a newer one. Then all ranks have saved once, as they train in step. It also goes
+when a rank reports which slot it restored.
 
 The memory is within the machine's and its group's limits. Nothing is promised twice: memory that
 was given and is not filled yet counts as taken.
@@ -193,8 +192,6 @@ class SlotFile:
     """Step that it held when its attempt ended; None: no whole snapshot."""
     node: int | str | None = None
     """Node rank of the agent that had it, or its address; None: it was made here."""
-    owner: int | None = None
-    """Pid of the worker that has opened it; None: not known."""
 
     def header(self) -> Header | None:
         """Return the header of the snapshot that it holds now."""
@@ -250,14 +247,11 @@ class SnapshotSlots:
         for slot in (one for slots in self._slots.values() for one in slots):
             slot.freeze()
 
-    def answer(self, message: Mapping[str, Any], owner: int | None = None) -> SlotAnswer:
-        """Return the answer to a worker's request, one of `ANSWERS`; a refusal has `error`.
-
-        `owner` is the pid of the worker; None: not known.
-        """
+    def answer(self, message: Mapping[str, Any]) -> SlotAnswer:
+        """Return the answer to a worker's request, one of `ANSWERS`; a refusal has `error`."""
         kind = str(message.get("type"))
         try:
-            answer = self._do(kind, message, owner)
+            answer = self._do(kind, message)
         except UnbrokenError as error:
             return self.refusal(message, str(error))
         return SlotAnswer({"type": ANSWERS[kind], **answer.message}, answer.fds)
@@ -273,7 +267,7 @@ class SnapshotSlots:
         for key in list(self._slots):
             self._free(key, lambda slot: True)
 
-    def _do(self, kind: str, message: Mapping[str, Any], owner: int | None) -> SlotAnswer:
+    def _do(self, kind: str, message: Mapping[str, Any]) -> SlotAnswer:
         name, rank, attempt = (
             message.get("name"),
             _whole(message, "rank"),
@@ -286,7 +280,7 @@ class SnapshotSlots:
         self.begin(attempt)
         key = (name, rank)
         if kind == SNAPSHOT_OPEN:
-            return self._open(key, attempt, message, owner)
+            return self._open(key, attempt, _whole(message, "slot"), _whole(message, "bytes"))
         if kind == SNAPSHOT_SAVED:
             return self._saved(key, attempt, _whole(message, "slot"), _whole(message, "step"))
         if kind == SNAPSHOT_USED:
@@ -297,32 +291,16 @@ class SnapshotSlots:
             return SlotAnswer({"steps": self._everyone(key[0])})
         return self._find(key, _wanted(message))
 
-    def _open(
-        self, key: Key, attempt: int, message: Mapping[str, Any], owner: int | None
-    ) -> SlotAnswer:
-        index, size = _whole(message, "slot"), _whole(message, "bytes")
+    def _open(self, key: Key, attempt: int, index: int, size: int) -> SlotAnswer:
         if index > 1:
             raise PeerError("there are slots 0 and 1")
         if key not in self._slots and len({name for name, _ in self._slots} | {key[0]}) > NAMES_MAX:
             raise WorldError(f"an agent keeps snapshots of {NAMES_MAX} names")
         # The worker asks for a slot again when the old one has become too small.
         self._free(key, lambda slot: (slot.attempt, slot.index) == (attempt, index))
-        file = None
-        if owner is not None and message.get("from_attempt") is not None:
-            file = self._reused(key, (_whole(message, "from_attempt"), index, owner), size)
-        if file is None:
-            file = self.memory.take(f"unbroken-{key[1]}-{index}", size)
-        self._slots.setdefault(key, []).append(SlotFile(attempt, index, file, owner=owner))
-        return SlotAnswer({}, [file.fd])
-
-    def _reused(self, key: Key, whose: tuple[int, int, int], size: int) -> MemoryFile | None:
-        """Take a file from an older attempt for the process that has opened it; None: there is
-        none of the size."""
-        for slot in self._slots.get(key, []):
-            if (slot.attempt, slot.index, slot.owner) == whose and slot.file.size >= size:
-                self._slots[key].remove(slot)
-                return slot.file
-        return None
+        slot = SlotFile(attempt, index, self.memory.take(f"unbroken-{key[1]}-{index}", size))
+        self._slots.setdefault(key, []).append(slot)
+        return SlotAnswer({}, [slot.file.fd])
 
     def _saved(self, key: Key, attempt: int, index: int, step: int) -> SlotAnswer:
         slots = self._slots.get(key, [])

@@ -30,8 +30,6 @@ log = Log(__name__, "unbroken.worker: ")
 _held: set[Any] = set()
 """Groups of the attempt: `_release` must drop the last reference to each."""
 _releasing: list[threading.Thread] = []
-_referenced: list[weakref.ref[Any]] = []
-"""Groups that something still referred to after their release."""
 sockets = TorchSockets()
 shut, forget = sockets.shut, sockets.forget
 is_store_being_made, is_serving = sockets.is_store_being_made, sockets.is_serving
@@ -88,16 +86,12 @@ def let_go() -> None:
         _releasing.append(release(functools.partial(_release, held)))
 
 
-def are_gone(seconds: float = RELEASE_SECONDS) -> bool:
-    """Return whether all groups that were released have ended; wait up to `seconds` each."""
+def are_gone() -> bool:
+    """Return whether all groups that were released have ended; wait up to `RELEASE_SECONDS`
+    each."""
     for thread in _releasing:
-        thread.join(seconds)
+        thread.join(RELEASE_SECONDS)
     return not any(thread.is_alive() for thread in _releasing)
-
-
-def are_referenced() -> bool:
-    """Return whether something still refers to a group that was released."""
-    return any(reference() is not None for reference in _referenced)
 
 
 def _release(held: list[Any]) -> None:
@@ -113,8 +107,6 @@ def _release(held: list[Any]) -> None:
     if alive:
         # Models hold their groups in cycles.
         gc.collect()
-        alive.clear()
-        _referenced[:] = [one for one in (*_referenced, *groups) if one() is not None]
 
 
 def is_lost_peer(error: BaseException) -> bool:

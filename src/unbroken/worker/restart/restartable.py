@@ -27,7 +27,7 @@ from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, ST
 from unbroken.worker import begin_attempt
 from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
-from . import groups, keeping, patches, step_end
+from . import groups, patches, step_end
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -83,7 +83,6 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     of training (DDP and FSDP models, device meshes, optimizers).  Begin from a checkpoint or
     snapshot.  Ask `worker.context()`, not a variable read before.  *Outside* may be data,
     tokenizers, compiled code and loaders, but no reference to a group or to what holds one.
-    `worker.keep` builds models and optimizers once for all attempts of a process.
 
     At a fault the connections to the store are shut down and `RankLost` is raised in the main
     thread. `finally` blocks run, and should take far less than a second. A worker that has not left
@@ -236,11 +235,9 @@ class _Run:
         _run = self
         try:
             with patches.applied(self._signal):
-                keeping.begin()
                 outcome = self._repeat()
         finally:
             _run = None
-            keeping.end()
         self._channel.introduce(restartable=False)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -338,7 +335,6 @@ class _Run:
 
     def _settle(self) -> None:
         """Destroy what is left of the attempt; threads of its groups end by themselves."""
-        keeping.leave()
         groups.destroy()
         if groups.is_serving() and not groups.are_gone() and groups.is_serving():
             # The next attempt could meet its port, and the keys of this attempt there.

@@ -66,11 +66,6 @@ class KeptParts:
         """Return the same as `find`, with one of these."""
         return self._slots.fetch(attempt, step)
 
-    def has_written(self, slot: Slot, header: Header) -> bool:
-        """Return whether this process has written a slot, in full and in an earlier attempt."""
-        del slot, header
-        return False
-
     def used(self, attempt: int, step: int) -> None:
         """Note that all ranks continue from there."""
         self._slots.used(attempt, step)

@@ -13,7 +13,6 @@ import mmap
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -79,8 +78,8 @@ def send(header: Header, memory: Any, receiver: int) -> None:
         dist.send(body[begin:end].to(device()), dst=receiver)
 
 
-def receive(sender: int) -> tuple[Header, mmap.mmap, bytes | None]:
-    """Receive a slot as it lies there, and the checksums of its body; None: it has none to compare.
+def receive(sender: int) -> tuple[Header, mmap.mmap]:
+    """Receive a slot as it lies there.
 
     Raises WorldError if there is no memory for it; it was received all the same, so that the sender
     can continue.
@@ -96,29 +95,16 @@ def receive(sender: int) -> tuple[Header, mmap.mmap, bytes | None]:
     memory, failure = None, ""
     try:
         memory = mmap.mmap(-1, header.table_at + 4 * header.chunks)
-        memory.madvise(getattr(mmap, "MADV_HUGEPAGE", mmap.MADV_NORMAL))
     except OSError as error:
-        if memory is None:
-            failure = f"no memory for a snapshot of {header.body_bytes} bytes: {error.strerror}"
-    with ThreadPoolExecutor(1) as pool:
-        sums: list[Future[int]] = []
-        for begin, end in _spans(header):
-            whole = None if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
-            if whole is None or torch.device(device()).type != "cpu":
-                part = torch.empty(end - begin, dtype=torch.uint8, device=device())
-                dist.recv(part, src=sender)
-                if whole is not None:
-                    whole[begin:end].copy_(part)
-            else:
-                dist.recv(whole[begin:end], src=sender)
-            if memory is not None and header.table_checksum is not None:
-                # While the next chunk arrives.
-                sums.append(pool.submit(crc32, memoryview(memory)[begin:end]))
-        result = [one.result() for one in sums[: header.chunks]]
+        failure = f"no memory for a snapshot of {header.body_bytes} bytes: {error.strerror}"
+    for begin, end in _spans(header):
+        part = torch.empty(end - begin, dtype=torch.uint8, device=device())
+        dist.recv(part, src=sender)
+        if memory is not None:
+            torch.frombuffer(memory, dtype=torch.uint8)[begin:end].copy_(part)
     if memory is None:
         raise WorldError(failure)
-    told_sums = b"".join(one.to_bytes(4, "little") for one in result) if result else None
-    return header, memory, told_sums
+    return header, memory
 
 
 def _spans(header: Header) -> list[tuple[int, int]]:
@@ -249,7 +235,7 @@ class _Search:
             self._elsewhere.remove(point)
             self._take(lambda: self._snapshot.fetch(*point))
         mine = self._own.get(point)
-        if mine is not None and (result := self._faults(mine)):
+        if mine is not None and (result := faults(mine.kept.memory, mine.header)):
             self._complain(point, "; ".join(result[:3]))
             self._give_up(point)
         if not all(self._world.gather((point in self._own) == had)):
@@ -403,12 +389,6 @@ class _Search:
         self._complain(point, "it cannot be restored by all ranks")
         return None
 
-    def _faults(self, mine: _Copy) -> list[str]:
-        """Return the faults of this rank's copy; this process need not read what it has written."""
-        if mine.slot is not None and self._snapshot.has_written(mine.slot, mine.header):
-            return []
-        return faults(mine.kept.memory, mine.header)
-
     def _give_up(self, point: Point) -> None:
         """Drop this rank's copy; a buddy may have a better one, which the agent brings if it finds
         none here."""
@@ -420,8 +400,8 @@ class _Search:
 
     def _received(self, sender: int) -> _Copy | None:
         try:
-            header, memory, sums = receive(sender)
-            result = faults(memory, header, sums)
+            header, memory = receive(sender)
+            result = faults(memory, header)
             if result:
                 raise WorldError("; ".join(result[:3]))
             kept = fitting(self._snapshot, header, memory, sender)

@@ -14,7 +14,6 @@ import errno
 import mmap
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -119,10 +118,6 @@ class Slot:
         """Layout of the data that were written into it last."""
         self.capacity = 0
         """Bytes for a body; known to the process that has opened it."""
-        self.attempt = -1
-        """Attempt in which this process has opened it last."""
-        self.written: Header | None = None
-        """Header of the snapshot that this process has copied into it in full."""
 
     def header(self) -> Header | None:
         """Header of the snapshot that it holds now."""
@@ -137,7 +132,6 @@ class Slot:
         """Mark the slot as empty; a seal that is being made is abandoned."""
         with self.changing:
             self._number += 1
-            self.written = None
             self.memory[:HEADERS_BYTES] = ABSENT
 
     @whole
@@ -146,7 +140,6 @@ class Slot:
         with self.changing:
             data = write(header)
             self.memory[COPIED_AT : COPIED_AT + len(data)] = data
-            self.written = header
             return self._number
 
     def seal(self, header: Header, number: int) -> bool:
@@ -181,8 +174,8 @@ def table(memory: Any, header: Header) -> bytes:
         return b"".join(pool.map(one, range(header.chunks)))
 
 
-def faults(memory: mmap.mmap | memoryview, header: Header, sums: bytes | None = None) -> list[str]:
-    """Return the faults of a body, by its checksums; `sums` are those of the body, if known.
+def faults(memory: mmap.mmap | memoryview, header: Header) -> list[str]:
+    """Return the faults of a body, by its checksums.
 
     A body without checksums has only its order of writing, and the checksum of its structure.
     """
@@ -195,7 +188,7 @@ def faults(memory: mmap.mmap | memoryview, header: Header, sums: bytes | None = 
     told = bytes(view[header.table_at : header.table_at + 4 * header.chunks])
     if crc32(told) != header.table_checksum:
         return ["its table of checksums does not fit its own"]
-    result = table(memory, header) if sums is None else sums
+    result = table(memory, header)
     return [
         f"chunk {number} of {header.chunks} (bytes {begin} to {end}) does not fit its checksum"
         for number in range(header.chunks)
@@ -211,11 +204,8 @@ Offered = tuple[Slot, str]
 class Slots(Protocol):
     """The source of slots."""
 
-    def open(self, index: int, capacity: int, attempt: int | None = None) -> Slot:
-        """Open a slot, 0 or 1; the old one of this index is dropped. Raises WorldError.
-
-        With `attempt` it is the one that this process had in that attempt, if it is large enough.
-        """
+    def open(self, index: int, capacity: int) -> Slot:
+        """Open a new slot, 0 or 1; the old one of this index is dropped. Raises WorldError."""
 
     def saved(self, index: int, step: int) -> None:
         """Report a complete snapshot. Raises WorldError if the attempt is over."""
@@ -242,7 +232,7 @@ class Slots(Protocol):
 class OwnSlots:
     """Slots of this process: they end with it."""
 
-    def open(self, index: int, capacity: int, attempt: int | None = None) -> Slot:
+    def open(self, index: int, capacity: int) -> Slot:
         """Open a new slot."""
         size = slot_bytes(capacity)
         try:
@@ -308,12 +298,8 @@ class AgentSlots:
         self._ahead: dict[int, _Ahead | None] = {}
         """Slots opened before they are requested, by index; None: already requested."""
 
-    def open(self, index: int, capacity: int, attempt: int | None = None) -> Slot:
-        """Open a slot; the memory of a new one is taken now, that of the other slot soon."""
-        if attempt is not None:
-            # Nothing is opened ahead: that would drop the slot that this one goes with.
-            self._ahead.update({0: None, 1: None})
-            return self._open(index, capacity, from_attempt=attempt)
+    def open(self, index: int, capacity: int) -> Slot:
+        """Open a new slot; its memory is taken now, that of the other slot soon."""
         ahead = self._ahead.get(index)
         self._ahead.setdefault(index, None)
         if ahead is not None:
@@ -327,14 +313,13 @@ class AgentSlots:
             self._ahead[1 - index] = _Ahead(lambda: self._open(1 - index, capacity))
         return slot
 
-    def _open(self, index: int, capacity: int, **keys: int) -> Slot:
+    def _open(self, index: int, capacity: int) -> Slot:
         size = slot_bytes(capacity)
-        _, fds = self._ask(SNAPSHOT_OPEN, SNAPSHOT_SLOT, slot=index, bytes=size, **keys)
+        _, fds = self._ask(SNAPSHOT_OPEN, SNAPSHOT_SLOT, slot=index, bytes=size)
         copies = [os.dup(fd) for fd in fds]
         try:
             (slot,) = _mapped(fds, 1)
-            if not slot.capacity:  # else this process has taken its memory in an earlier attempt
-                take(slot.memory, copies[0])
+            take(slot.memory, copies[0])
         finally:
             for fd in copies:
                 os.close(fd)
@@ -432,17 +417,5 @@ def _mapped(fds: list[int], expected: int) -> list[Slot]:
             os.close(fd)
 
 
-_files: weakref.WeakValueDictionary[tuple[int, int], Slot] = weakref.WeakValueDictionary()
-"""Slots that are mapped, by device and inode of the file: mapping one again would fault at each of
-its pages."""
-_mapping = threading.Lock()
-
-
 def _map(fd: int) -> Slot:
-    status = os.fstat(fd)
-    with _mapping:
-        slot = _files.get((status.st_dev, status.st_ino))
-        if slot is None:
-            slot = Slot(mmap.mmap(fd, status.st_size))
-            _files[status.st_dev, status.st_ino] = slot
-    return slot
+    return Slot(mmap.mmap(fd, os.fstat(fd).st_size))

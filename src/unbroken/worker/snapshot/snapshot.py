@@ -25,7 +25,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, SupportsInt
 from zlib import crc32
@@ -34,8 +33,8 @@ from unbroken.errors import SpecError, UnbrokenError
 from unbroken.log_lines import Log
 from unbroken.wire.compat import zip_equal
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned
-from unbroken.worker import Context, context
-from unbroken.worker.restart import keeping, step_end
+from unbroken.worker import context
+from unbroken.worker.restart import step_end
 from unbroken.worker.restart.doubt import is_doubted
 
 from .reading import KeptParts, job_digest
@@ -233,9 +232,6 @@ class Snapshot(KeptParts):
         self.restored: Restored | None = None
         self._open: list[Slot | None] = [None, None]
         self._next = 0
-        self._former = _former(self.name, self.context)
-        self._again: list[Slot | None] = [None, None]
-        """Slots of an earlier attempt in this process that may be saved into."""
         self._pid = os.getpid()
         self._sealer = _Sealer()
         self._copies = Copies()
@@ -277,7 +273,6 @@ class Snapshot(KeptParts):
             _Sealing(slot, header, self._next, self._slots, self.complain), self._sealer
         )
         self._next = 1 - self._next
-        keeping.saved()
         step_end.saved(self._copies.wait)
         return True
 
@@ -292,7 +287,6 @@ class Snapshot(KeptParts):
         """
         self.rebind()
         self.restored = restore(self)
-        keeping.restored(self.restored is not None)
         return self.restored
 
     def flush(self) -> None:
@@ -305,7 +299,6 @@ class Snapshot(KeptParts):
         self.flush()
         self._sealer.close()
         self._open = [None, None]
-        _left.pop(self.name, None)
         if _named.get(self.name) is self:
             del _named[self.name]
 
@@ -316,36 +309,6 @@ class Snapshot(KeptParts):
         if before == self.context:
             return
         self._slots, self._open = self._bind(), [None, None]
-        self._former, self._again = _former(self.name, self.context), [None, None]
-
-    def has_written(self, slot: Slot, header: Header) -> bool:
-        """Return whether this process has written a slot, in full and in an earlier attempt."""
-        return slot in self._former and slot.written == replace(header, table_checksum=None)
-
-    def used(self, attempt: int, step: int) -> None:
-        """Note that all ranks continue from there; the next save is into the other former slot."""
-        for index, slot in enumerate(self._former):
-            header = None if slot is None else slot.written
-            if header is not None and (header.attempt, header.step) == (attempt, step):
-                self._next, self._again = 1 - index, [*self._former]
-                other = self._again[self._next]
-                if other is not None:
-                    # The agent drops what nobody has asked for until then.
-                    self._reopen(self._next, other.capacity)
-        super().used(attempt, step)
-
-    def _reopen(self, index: int, capacity: int) -> Slot:
-        """Return a slot with enough room: that of the earlier attempt, if it has."""
-        before = self._again[index]
-        if before is None or before.capacity < capacity:
-            slot = self._slots.open(index, capacity)
-        else:
-            slot = self._slots.open(index, capacity, before.attempt)
-        if slot is not before:
-            slot.capacity = capacity
-        slot.attempt = self.context.attempt
-        self._open[index], self._again[index] = slot, None
-        return slot
 
     def _slot(self, index: int, state: State) -> Slot:
         """Return a slot with enough room; a new one if the state has outgrown it."""
@@ -353,9 +316,9 @@ class Snapshot(KeptParts):
         need = aligned(state.payload_bytes + len(state.structure))
         if slot is None or len(slot.memory) < BODY_AT + need + ROOM_BYTES // 2:
             self._open[index] = None
-            slot = self._reopen(index, need + ROOM_BYTES + len(state.structure))
-        _leave(self, state)
-        self._former = []  # a restore that comes later reads what it finds, and memory is freed
+            capacity = need + ROOM_BYTES + len(state.structure)
+            slot = self._open[index] = self._slots.open(index, capacity)
+            slot.capacity = capacity
         return slot
 
     def _header(self, state: State, slot: Slot, step: int) -> Header:
@@ -372,28 +335,6 @@ class Snapshot(KeptParts):
             structure_bytes=len(state.structure),
             structure_checksum=crc32(state.structure),
         )
-
-
-_left: dict[str, tuple[Context, list[Slot | None]]] = {}
-"""Slots of the newest snapshot of each name that has saved, until it is closed."""
-
-
-def _leave(snapshot: Snapshot, state: State) -> None:
-    """Leave the slots of a snapshot to the next attempt in this process.
-
-    A device may still write into a slot after its attempt: such slots are never used again.
-    """
-    if all(tensor.device.type == "cpu" for tensor in state.tensors):
-        slots = [own or other for own, other in zip_equal(snapshot._open, snapshot._again)]
-        _left[snapshot.name] = snapshot.context, slots
-    else:
-        _left.pop(snapshot.name, None)
-
-
-def _former(name: str, now: Context) -> list[Slot | None]:
-    """Return the slots that this rank had in an earlier attempt of this process."""
-    then, slots = _left.get(name, (now, []))
-    return slots if then.attempt < now.attempt and then.rank == now.rank else []
 
 
 def _check(name: str, parts: Mapping[str, Any]) -> None:
