@@ -5,6 +5,7 @@ The trackers are recorders; tests/e2e/test_trackers.py has MLflow and Weights & 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from unbroken.errors import SpecError
+from unbroken.worker.restart import restartable
 from unbroken.worker.tracking.entries import Entry, Refused
 from unbroken.worker.tracking.history import story
-from unbroken.worker.tracking.run import ENTRIES_MAX, Writer, track
+from unbroken.worker.tracking.run import ENTRIES_MAX, Run, Writer, track
 
 
 class Recorder:
@@ -56,7 +58,7 @@ class Recorder:
         raise AssertionError("no test asks for it")
 
     def deactivate(self, has_failed: bool) -> None:
-        raise AssertionError("no test asks for it")
+        """Do nothing: nobody made it the run of its own functions."""
 
     def _answer(self) -> None:
         if self.error is not None:
@@ -232,3 +234,38 @@ def test_the_library_is_imported_by_the_script_alone() -> None:
     code = "import sys, unbroken.worker.tracking.run; print({'mlflow', 'wandb'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_parked_worker_has_a_run_once_it_is_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+
+    def make() -> Recorder | None:
+        return recorder if os.environ.get("RANK") == "0" else None
+
+    monkeypatch.setenv("RANK", "-1")
+    monkeypatch.setenv("JOB_RESTART_COUNT", "0")
+    run = Run(make)
+    run.log(1, loss=1.0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("JOB_RESTART_COUNT", "1")
+    run.log(2, loss=0.5)
+    run.finish()
+    assert (recorder.steps, recorder.ends) == ([2], [False])
+    run.log(3, loss=0.1)
+    assert recorder.steps == [2]
+
+
+def test_the_loss_of_a_peer_does_not_end_the_run_of_a_restartable_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder()
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    run = Run(lambda: recorder)
+    monkeypatch.setattr(restartable, "_run", object())
+    with pytest.raises(RuntimeError), run:
+        raise lost
+    assert recorder.ends == []
+    monkeypatch.setattr(restartable, "_run", None)
+    with pytest.raises(RuntimeError), run:
+        raise lost
+    assert recorder.ends == [True]

@@ -112,6 +112,13 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     return enter
 
 
+def ends_attempt_alone(error: BaseException | None) -> bool:
+    """Return whether an error may end this attempt of a restartable function, and not training."""
+    return isinstance(error, RankLost) or (
+        _run is not None and error is not None and groups.is_lost_peer(error)
+    )
+
+
 @dataclass(frozen=True)
 class _Returned:
     value: Any

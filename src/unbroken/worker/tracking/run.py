@@ -26,6 +26,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic, time  # noqa: TID251  (metrics have the time of day)
 from types import ModuleType, TracebackType
 from typing import Any, SupportsFloat, SupportsInt
@@ -36,7 +37,7 @@ from unbroken.wire.ipc import HISTORY
 from unbroken.wire.snapshot import job_of
 from unbroken.worker import context
 from unbroken.worker.channel import attempt_now, connect, whole
-from unbroken.worker.restart.restartable import RankLost
+from unbroken.worker.restart.restartable import ends_attempt_alone
 
 from .entries import PREFIX, Entry, Refused, Tracker
 from .history import Story, is_behind, story
@@ -78,7 +79,8 @@ def track(
         raise SpecError(f"worker.track takes the module mlflow or wandb, not {library!r}")
     found = _runs.get((kind, name))
     if found is None:
-        found = _runs[kind, name] = Run(_tracker(library, kind, project, name, params))
+        make = partial(_tracker, library, kind, project, name, params)
+        found = _runs[kind, name] = Run(make)
     return found
 
 
@@ -97,11 +99,24 @@ def _tracker(
 class Run:
     """The run of one tracker, on rank 0; on other ranks its methods do nothing."""
 
-    def __init__(self, tracker: Tracker | None) -> None:
-        self._tracker = tracker
-        self._writer = None if tracker is None else Writer(tracker)
-        if self._writer is not None:
-            self._writer.start()
+    def __init__(self, make: Callable[[], Tracker | None]) -> None:
+        self._make: Callable[[], Tracker | None] | None = make
+        """Makes the tracker, on rank 0; None: the run has ended here."""
+        self._tried: int | None = None
+        """Attempt in which this was tried: a parked worker gets its rank later."""
+        self._tracker: Tracker | None = None
+        self._writer: Writer | None = None
+        self._begin()
+
+    @whole
+    def _begin(self) -> Writer | None:
+        """Return the writer, which is made once this process is rank 0."""
+        if self._writer is None and self._make is not None and self._tried != attempt_now():
+            self._tried, self._tracker = attempt_now(), self._make()
+            if self._tracker is not None:
+                self._writer = Writer(self._tracker)
+                self._writer.start()
+        return self._writer
 
     @property
     def id(self) -> str | None:
@@ -115,8 +130,9 @@ class Run:
         A value that is no number is left out, with one warning. A step that is repeated after a
         restart is written again.
         """
-        if self._writer is not None:
-            self._writer.add(step, metrics)
+        writer = self._begin()
+        if writer is not None:
+            writer.add(step, metrics)
 
     def activate(self, seconds: float = 60.0) -> bool:
         """Wait for the tracker, and make this the run of its own functions: `mlflow.log_artifact`,
@@ -125,7 +141,8 @@ class Run:
         False: the tracker has not answered, or this rank has no run. Those functions wait for the
         tracker as they do without unbroken.
         """
-        if self._writer is None or self._tracker is None or not self._writer.wait(seconds):
+        writer = self._begin()
+        if writer is None or self._tracker is None or not writer.wait(seconds):
             return False
         self._tracker.activate()
         return True
@@ -135,7 +152,7 @@ class Run:
         same. The next attempt continues a run that has ended."""
         for key in [key for key, run in _runs.items() if run is self]:
             del _runs[key]
-        writer, tracker, self._writer = self._writer, self._tracker, None
+        writer, tracker, self._writer, self._make = self._writer, self._tracker, None, None
         if writer is not None and tracker is not None:
             writer.end(has_failed, seconds)
             tracker.deactivate(has_failed)
@@ -150,13 +167,13 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         """End the run, as failed if there is an exception; keep it over an in-process restart."""
-        if not isinstance(error, RankLost):
+        if not ends_attempt_alone(error):
             is_exit = isinstance(error, SystemExit) and not error.code
             self.finish(has_failed=error is not None and not is_exit)
 
     def forget(self) -> None:
         """Do nothing in a forked child: the run is its parent's."""
-        self._tracker = self._writer = None
+        self._make = self._tracker = self._writer = None
 
 
 def _ask() -> Mapping[str, Any] | None:

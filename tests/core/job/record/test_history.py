@@ -56,6 +56,7 @@ def test_a_message_that_was_lost_is_sent_again_and_another_operator_sends_the_sa
     asked(script, 12, 0)
     (again,) = sent(script)
     assert again.version == first.version
+    assert again.incidents[0] is first.incidents[0], "an incident is read once, not each second"
 
 
 def test_an_incident_that_closes_is_sent_without_another_report_of_the_asking_agent() -> None:

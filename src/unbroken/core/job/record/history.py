@@ -7,6 +7,7 @@ one, so that a lost message, another operator and another agent need no rule of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple
 from zlib import crc32
 
@@ -31,7 +32,12 @@ class HistorySender:
         """The pod whose agent has asked, of node rank 0; None: none has."""
         self._is_due = False
         self._revision = -1
-        """Revision of the incidents when the asking agent last had all."""
+        """Revision of the incidents that were looked at last."""
+        self._version = 0
+        self._past: tuple[PastIncident, ...] = ()
+        self._shown: dict[int, tuple[Incident, PastIncident]] = {}
+        """What was made of each incident: an agent asks each second, and removing secrets takes
+        long."""
 
     def note(self, member: Member) -> None:
         """Take a report of an agent."""
@@ -43,31 +49,46 @@ class HistorySender:
     def advance(self, now: float) -> list[JobEffect]:
         """Return the message to the agent that does not know the newest history."""
         member, state = self._asking, self._state
-        if member is None or not (self._is_due or state.incidents.revision != self._revision):
+        has_changed = state.incidents.revision != self._revision
+        if member is None or not (self._is_due or has_changed):
             return []
         self._is_due, self._revision = False, state.incidents.revision
+        if has_changed:
+            self._look(state.incidents.closed)
         report = member.report
         if member.lost_why or member.uid not in state.roster.members:
             return []
         if report is None or report.history is None:
             return []
-        closed = state.incidents.closed
-        past = tuple(_past(closed[number]) for number in sorted(closed)[-HISTORY_MAX:])
-        # 0 is the version of an agent that has none.
-        version = crc32(repr([astuple(incident) for incident in past]).encode()) | 1
-        if not past or report.history == version:
+        if not self._past or report.history == self._version:
             return []
-        return [AskAgent(member.uid, self._command(version, past, now))]
+        return [AskAgent(member.uid, self._command(now))]
 
-    def _command(self, version: int, past: tuple[PastIncident, ...], now: float) -> HistoryCommand:
+    def _look(self, closed: Mapping[int, Incident]) -> None:
+        """Take the newest incidents; those that have not changed are not read again."""
+        before, self._shown = self._shown, {}
+        for number in sorted(closed)[-HISTORY_MAX:]:
+            incident, known = closed[number], before.get(number)
+            if known is None or known[0] is not incident:
+                known = incident, _past(incident)
+            self._shown[number] = known
+        self._past = tuple(past for _, past in self._shown.values())
+        # 0 is the version of an agent that has none.
+        self._version = crc32(repr([astuple(incident) for incident in self._past]).encode()) | 1
+
+    def _command(self, now: float) -> HistoryCommand:
         state = self._state
         incidents = state.incidents
         kept = [*incidents.closed.values(), *([incidents.open] if incidents.open else [])]
         found = goodput(state.status, kept, state.ledger, now)
         return HistoryCommand(
-            version, past, state.status.restart_count, sum(found.lost.values()), found.steps,
+            self._version,
+            self._past,
+            state.status.restart_count,
+            sum(found.lost.values()),
+            found.steps,
             found.share,
-        )  # fmt: skip
+        )
 
 
 def _past(incident: Incident) -> PastIncident:
