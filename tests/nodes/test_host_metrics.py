@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.nodes.test_nodes_host import made
+from unbroken.nodes.hanging import CALL_SECONDS, HangingCalls
 from unbroken.nodes.host_metrics import DEVICES_MAX, FAMILIES, HostMetrics
 
 STAT = """\
@@ -47,9 +48,14 @@ def samples(root: Path) -> dict[str, float]:
     registry = CollectorRegistry()
     metrics = HostMetrics(registry, root, "node-7")
     asyncio.run(metrics.refresh())
+    return series(registry)
+
+
+def series(registry: CollectorRegistry) -> dict[str, float]:
+    """Return each series that is there now, as text, with its value."""
     lines = generate_latest(registry).decode().splitlines()
     rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {series: float(value) for series, _, value in rows}
+    return {name: float(value) for name, _, value in rows}
 
 
 def test_each_file_has_the_names_and_units_of_node_exporter(tmp_path: Path) -> None:
@@ -192,8 +198,10 @@ def test_a_file_system_that_hangs_costs_its_own_values_only(
     async def check() -> None:
         first = asyncio.create_task(metrics.refresh())
         await asyncio.to_thread(hangs.wait)
-        first.cancel()  # as if it had waited for its seconds
-        await asyncio.wait({first})
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + CALL_SECONDS)
+        await first
         for _ in range(2):
             await metrics.refresh()
             assert read(registry, "device_error", "/dead") == 1
@@ -213,6 +221,51 @@ def test_a_file_system_that_hangs_costs_its_own_values_only(
         "/var/lib/docker/overlay2/1",
     ):
         assert read(registry, "device_error", absent) is None
+
+
+def test_scrapes_at_the_same_time_have_the_same_series(tmp_path: Path) -> None:
+    root = made(tmp_path, {"proc/1/mountinfo": MOUNTS, "proc/stat": STAT, "proc/meminfo": MEMORY})
+    metrics = HostMetrics(registry := CollectorRegistry(), root, "node-7")
+
+    async def scraped() -> dict[str, float]:
+        await metrics.refresh()
+        return series(registry)
+
+    async def both() -> list[dict[str, float]]:
+        return await asyncio.gather(scraped(), scraped())
+
+    first, second = asyncio.run(both())
+    assert first.keys() == second.keys()
+    for found in (first, second):
+        assert found['node_scrape_collector_success{collector="proc and sys"}'] == 1
+        assert found["node_memory_MemTotal_bytes"] == 16384
+        assert any(one.startswith("node_filesystem_avail_bytes") for one in found)
+
+
+def test_a_caller_that_is_cancelled_leaves_the_answer_to_the_others() -> None:
+    begun, released, made_by = threading.Event(), threading.Event(), list[str]()
+    calls = HangingCalls()
+
+    def work(name: str) -> str:
+        made_by.append(name)
+        begun.set()
+        released.wait()
+        return name
+
+    async def check() -> None:
+        first, second = (
+            asyncio.create_task(calls.call("x", lambda name=name: work(name)))  # type: ignore[misc]
+            for name in ("first", "second")
+        )
+        await asyncio.to_thread(begun.wait)
+        first.cancel()
+        await asyncio.wait({first})
+        released.set()
+        assert await second == "first"
+        assert await calls.call("x", lambda: work("third")) == "third"
+
+    asyncio.run(check())
+    assert made_by == ["first", "third"]
 
 
 def test_every_family_has_a_meaning_and_counters_end_in_total() -> None:

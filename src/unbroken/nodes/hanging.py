@@ -6,33 +6,50 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 CALL_SECONDS = 5.0
 """Seconds that a caller waits (node-exporter's limit for a mount); a scrape may last 10 s."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[T]):
+    """A call that runs."""
+
+    answer: asyncio.Future[T | None]
+    until: float
+    """Time of the loop from which it counts as hanging."""
+
+
 class HangingCalls:
     """Makes each call in a thread of its own, which the end of the program does not wait for."""
 
     def __init__(self) -> None:
-        self._running: set[str] = set()
+        self._running: dict[str, _Call[Any]] = {}
 
     async def call(self, name: str, work: Callable[[], T]) -> T | None:
-        """Return what `work` returns; None: it failed, or takes too long.
+        """Return what `work` returns; None: it failed, or takes longer than CALL_SECONDS.
 
-        While a call hangs, other calls of its name return None at once: at most one thread a name.
+        Callers of one name share the call that runs, so there is at most one thread a name. While
+        it hangs, they get None at once.
         """
-        if name in self._running:
+        running: _Call[T] = self._running.get(name) or self._started(name, work)
+        try:
+            async with asyncio.timeout_at(running.until):
+                # A caller that is cancelled leaves the answer to the others.
+                return await asyncio.shield(running.answer)
+        except TimeoutError:
             return None
+
+    def _started(self, name: str, work: Callable[[], T]) -> _Call[T]:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T | None] = loop.create_future()
+        call: _Call[T] = _Call(loop.create_future(), loop.time() + CALL_SECONDS)
 
         def done(result: T | None) -> None:
-            self._running.discard(name)
-            if not answer.done():
-                answer.set_result(result)
+            del self._running[name]
+            call.answer.set_result(result)
 
         def run() -> None:
             result = None
@@ -43,10 +60,6 @@ class HangingCalls:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(done, result)
 
-        self._running.add(name)
         threading.Thread(name=f"call {name}", target=run, daemon=True).start()
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                return await answer
-        except TimeoutError:
-            return None
+        self._running[name] = call
+        return call
