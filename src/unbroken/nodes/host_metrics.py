@@ -465,15 +465,18 @@ _NO_FILES = re.compile(
 _MEMORY_OF_PODS = re.compile(
     r"/(var/lib/kubelet|run/(user|containerd|k3s|docker|netns|credentials))(/.*)?"
 )
+_VOLUMES_OF_PODS = re.compile(r"/var/lib/kubelet/(pods|plugins)/.*")
+"""Where kubelet and storage drivers mount volumes, of whatever type."""
 
 
 def _mounts(root: Path) -> Iterator[Mount]:
-    """Yield each file system once; those of memory only where no pod or session mounts them."""
+    """Yield each file system once, without those of pods and sessions."""
     found = (
         Mount(*fields)
         for fields in file_systems(root)
         if not _NO_FILES.fullmatch(fields[2])
         and not (fields[2] == "tmpfs" and _MEMORY_OF_PODS.fullmatch(fields[1]))
+        and not _VOLUMES_OF_PODS.fullmatch(fields[1])
         and (fields[2] != "overlay" or fields[1] == "/")
         and not fields[1].startswith(("/proc/", "/sys/"))
     )
