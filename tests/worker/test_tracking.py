@@ -5,6 +5,8 @@ The trackers are recorders; tests/e2e/test_trackers.py has MLflow and Weights & 
 
 from __future__ import annotations
 
+import collections
+import copy
 import os
 import subprocess
 import sys
@@ -16,8 +18,9 @@ import pytest
 
 from unbroken.errors import SpecError
 from unbroken.worker.restart import restartable
-from unbroken.worker.tracking.entries import Entry, Refused
+from unbroken.worker.tracking.entries import Entry, Refused, Tracker
 from unbroken.worker.tracking.history import story
+from unbroken.worker.tracking.mlflow import KEY, MlflowRun
 from unbroken.worker.tracking.run import ENTRIES_MAX, Run, Writer, track
 
 
@@ -28,6 +31,8 @@ class Recorder:
         self.error: Exception | None = None
         self.refused: set[int] = set()
         """Steps that it refuses."""
+        self.is_deleted = False
+        """True if it refuses all that is about the run."""
         self.steps: list[int] = []
         self.metrics: list[dict[str, float]] = []
         self.tags: dict[str, str] = {}
@@ -40,18 +45,18 @@ class Recorder:
         return "run-1"
 
     def write(self, entries: Sequence[Entry]) -> None:
-        self._answer()
+        self._answer_for_run()
         if self.refused & {entry.step for entry in entries}:
             raise Refused("a name that it does not take")
         self.steps += [entry.step for entry in entries]
         self.metrics += [entry.metrics for entry in entries]
 
     def describe(self, tags: Mapping[str, str]) -> None:
-        self._answer()
+        self._answer_for_run()
         self.tags |= tags
 
     def close(self, has_failed: bool) -> None:
-        self._answer()
+        self._answer_for_run()
         self.ends.append(has_failed)
 
     def activate(self) -> None:
@@ -60,15 +65,20 @@ class Recorder:
     def deactivate(self, has_failed: bool) -> None:
         """Do nothing: nobody made it the run of its own functions."""
 
+    def _answer_for_run(self) -> None:
+        self._answer()
+        if self.is_deleted:
+            raise Refused("there is no such run")
+
     def _answer(self) -> None:
         if self.error is not None:
             raise self.error
 
 
-def writer(tracker: Recorder, told: Sequence[Mapping[str, Any]] = ()) -> Writer:
+def writer(tracker: Tracker, told: Sequence[Mapping[str, Any]] = ()) -> Writer:
     """Return a writer without its thread; `told` is what the agent says, one after the other."""
     answers = iter(told)
-    return Writer(tracker, lambda: next(answers, None))  # type: ignore[arg-type]
+    return Writer(tracker, lambda: next(answers, None))
 
 
 def incident(number: int, **changes: object) -> dict[str, object]:
@@ -213,6 +223,143 @@ def test_the_end_is_written_after_all_steps() -> None:
     run.add(0, {"loss": 0.0})
     run.flush(is_last=True)
     assert (tracker.steps, tracker.ends) == ([0], [False])
+
+
+def test_a_run_that_was_deleted_costs_its_metrics_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker = Recorder()
+    run = writer(tracker, [told(7, incident(1)), told(9, incident(1), incident(2))])
+    run.flush()
+    tracker.is_deleted = True
+    for step in range(3):
+        run.add(step, {"loss": 0.0})
+        run.flush()
+    (record,) = caplog.records
+    assert record.getMessage().endswith('"the tracker refuses them: there is no such run"')
+    run.flush(is_last=True)
+    assert caplog.records[-1].getMessage().endswith("slow, or refused count=3")
+    assert run._is_over.is_set()
+
+
+class MlflowError(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def get_http_status_code(self) -> int:
+        return self.status
+
+
+class Mlflow:
+    """The part of MLflow's library that is called, with a server that keeps its rules: tags find
+    the runs, a parameter keeps its value, and a request has an effect as a whole or none."""
+
+    MlflowException = MlflowError
+    entities = types.SimpleNamespace(
+        Param=collections.namedtuple("Param", "key value"),
+        RunTag=collections.namedtuple("RunTag", "key value"),
+    )
+
+    def __init__(self) -> None:
+        self.runs: list[types.SimpleNamespace] = []
+        self.errors: list[int] = []
+        """Status of the next requests that log parameters or tags."""
+
+    def MlflowClient(self) -> Mlflow:
+        return self
+
+    def get_experiment_by_name(self, name: str) -> types.SimpleNamespace:
+        return types.SimpleNamespace(experiment_id=name)
+
+    def create_run(
+        self, experiment: str, *, run_name: str | None, tags: dict[str, str]
+    ) -> types.SimpleNamespace:
+        info = types.SimpleNamespace(run_id=f"run-{len(self.runs)}", status="RUNNING")
+        data = types.SimpleNamespace(params={}, tags=dict(tags))
+        self.runs.append(types.SimpleNamespace(info=info, data=data, experiment=experiment))
+        return copy.deepcopy(self.runs[-1])
+
+    def search_runs(
+        self, experiments: list[str], *, filter_string: str, **_: object
+    ) -> list[types.SimpleNamespace]:
+        found = [
+            run
+            for run in self.runs
+            for name, value in run.data.tags.items()
+            if filter_string == f"tags.`{name}` = '{value}'" and run.experiment in experiments
+        ]
+        return copy.deepcopy(found[:1])
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self._run(run_id).info.status = status
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self._run(run_id).info.status = status
+
+    def log_batch(self, run_id: str, *, synchronous: bool, **parts: list[Any]) -> None:
+        data = self._run(run_id).data
+        assert synchronous
+        if self.errors:
+            raise MlflowError(self.errors.pop(0))
+        for kind, entries in parts.items():
+            old = getattr(data, kind)
+            new = {one.key: one.value for one in entries}
+            if kind == "params" and ("" in new or {**new, **old} != {**old, **new}):
+                raise MlflowError(400)
+            old.update(new)
+
+    def _run(self, run_id: str) -> types.SimpleNamespace:
+        found = [run for run in self.runs if run.info.run_id == run_id]
+        if not found:
+            raise MlflowError(404)
+        return found[0]
+
+
+def mlflow_run(library: Mlflow, key: str, **params: object) -> MlflowRun:
+    tags = {KEY: key} if key else {}
+    return MlflowRun(library, key, "llama", "", params, tags)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["uid", ""])
+def test_parameters_are_written_by_the_next_try_into_the_same_run(key: str) -> None:
+    library = Mlflow()
+    library.errors = [500, 503]
+    run = writer(mlflow_run(library, key, lr=0.1, layers=2))
+    for _ in range(2):
+        with pytest.raises(MlflowError):
+            run.flush()
+    run.flush()
+    (made,) = library.runs
+    assert made.data.params == {"lr": "0.1", "layers": "2"}
+    assert run.id == made.info.run_id
+
+
+def test_the_next_attempt_writes_the_parameters_that_are_missing_and_changes_none() -> None:
+    library = Mlflow()
+    first = mlflow_run(library, "uid", lr=0.1)
+    first.open()
+    assert mlflow_run(library, "uid", lr=0.2, nodes=4).open() == first.open()
+    (made,) = library.runs
+    assert made.data.params == {"lr": "0.1", "nodes": "4"}
+
+
+def test_a_parameter_that_is_refused_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    library = Mlflow()
+    run = writer(mlflow_run(library, "", **{"lr": 0.1, "": 1, "layers": 2}))
+    run.flush()
+    assert library.runs[0].data.params == {"lr": "0.1", "layers": "2"}
+    assert "parameter left out: MLflow refuses it" in caplog.text
+
+
+def test_a_run_that_was_deleted_in_mlflow_is_no_error_that_repeats() -> None:
+    library = Mlflow()
+    run = mlflow_run(library, "uid")
+    run.open()
+    library.runs.clear()
+    with pytest.raises(Refused):
+        run.describe({"a": "b"})
+    with pytest.raises(Refused):
+        run.close(has_failed=False)
 
 
 def test_another_module_is_refused() -> None:

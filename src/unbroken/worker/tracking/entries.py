@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -9,10 +10,16 @@ from typing import Any, Protocol
 
 PREFIX = "unbroken."
 """Begins the names of our tags and metrics."""
+ERROR_CHARACTERS = 300
 
 
 class Refused(Exception):
     """The tracker does not take this, now or later."""
+
+
+def shown(error: Exception) -> str:
+    """Return an error without the passwords of URLs."""
+    return re.sub(r"://[^/\s@]+@", "://", str(error) or repr(error))[:ERROR_CHARACTERS]
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,16 @@ class Tracker(Protocol):
         """Take the values; `key` is the run's identity, empty: the run is a new one."""
 
     def open(self) -> str:
-        """Find the run, or begin it; return its ID."""
+        """Find the run, or begin it, with its parameters; return its ID."""
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write metrics. Raises Refused."""
 
     def describe(self, tags: Mapping[str, str]) -> None:
-        """Set tags."""
+        """Set tags. Raises Refused."""
 
     def close(self, has_failed: bool) -> None:
-        """End the run."""
+        """End the run. Raises Refused."""
 
     def activate(self) -> None:
         """Make it the run of the library's own functions, in the calling thread."""

@@ -6,11 +6,13 @@ newer in time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from .entries import PREFIX, Entry, Refused
+from unbroken.log_lines import Log
+
+from .entries import PREFIX, Entry, Refused, shown
 
 KEY = f"{PREFIX}key"
 METRICS_MAX = 1000
@@ -20,6 +22,7 @@ TEXT_CHARACTERS = 500
 """Characters of a value that every version of MLflow takes."""
 FINAL = (400, 404, 409, 413, 422)
 """HTTP status of a request that would fail again."""
+log = Log(__name__, "unbroken.worker: ")
 
 
 class MlflowRun:
@@ -37,33 +40,35 @@ class MlflowRun:
         self._library, self._key, self._project = library, key, project
         self._name, self._params, self._tags = name, dict(params), dict(tags)
         self._client: Any = None
+        self._made: Any = None
+        """The run that this object has created; None: none yet."""
         self._id = ""
         self._is_active = False
 
     def open(self) -> str:
-        """Find the oldest run with the key, or create one."""
+        """Find the oldest run with the key, or create one; write the parameters that it lacks."""
         client = self._client = self._client or self._library.MlflowClient()
         experiment = self._experiment()
         found = self._found(experiment)
         if found is None:
-            made = client.create_run(experiment, run_name=self._name or None, tags=self._tags)
+            self._made = client.create_run(experiment, run_name=self._name or None, tags=self._tags)
             # A request whose answer was lost has made a run as well: all use the oldest.
-            found = self._found(experiment) or made.info.run_id
-            self._write_params(found)
-        client.update_run(found, status="RUNNING")
-        self._id = found
-        return found
+            found = self._found(experiment) or self._made
+        self._id = str(found.info.run_id)
+        self._ask(client.update_run, status="RUNNING")
+        self._write_params(found.data.params)
+        return self._id
 
-    def _found(self, experiment: str) -> str | None:
+    def _found(self, experiment: str) -> Any:
         if not self._key:
-            return None
+            return self._made
         runs = self._client.search_runs(
             [experiment],
             filter_string=f"tags.`{KEY}` = '{self._key}'",
             max_results=1,
             order_by=["attributes.start_time ASC"],
         )
-        return runs[0].info.run_id if runs else None
+        return runs[0] if runs else None
 
     def _experiment(self) -> str:
         if not self._project:
@@ -80,11 +85,24 @@ class MlflowRun:
                     raise
         return str(found.experiment_id)
 
-    def _write_params(self, run: str) -> None:
+    def _write_params(self, written: Mapping[str, str]) -> None:
         made = self._library.entities.Param
-        params = [made(str(k), str(v)[:TEXT_CHARACTERS]) for k, v in self._params.items()]
+        texts = {str(name): str(value)[:TEXT_CHARACTERS] for name, value in self._params.items()}
+        params = [made(name, text) for name, text in texts.items() if name not in written]
         for begin in range(0, len(params), PARAMS_MAX):
-            self._client.log_batch(run, params=params[begin : begin + PARAMS_MAX])
+            part = params[begin : begin + PARAMS_MAX]
+            try:
+                self._log(params=part)
+            except Refused:
+                # One parameter must not cost the others.
+                for param in part:
+                    self._write_param(param)
+
+    def _write_param(self, param: Any) -> None:
+        try:
+            self._log(params=[param])
+        except Refused as error:
+            log.warning("parameter left out: MLflow refuses it", name=param.key, error=shown(error))
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write metrics, with the time of their entry."""
@@ -94,24 +112,29 @@ class MlflowRun:
             for entry in entries
             for name, value in entry.metrics.items()
         ]
-        try:
-            for begin in range(0, len(metrics), METRICS_MAX):
-                part = metrics[begin : begin + METRICS_MAX]
-                self._client.log_batch(self._id, metrics=part, synchronous=True)
-        except self._library.MlflowException as error:
-            if error.get_http_status_code() in FINAL:
-                raise Refused(str(error)) from error
-            raise
+        for begin in range(0, len(metrics), METRICS_MAX):
+            self._log(metrics=metrics[begin : begin + METRICS_MAX])
 
     def describe(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         made = self._library.entities.RunTag
-        texts = [made(name, text[:TEXT_CHARACTERS]) for name, text in tags.items()]
-        self._client.log_batch(self._id, tags=texts)
+        self._log(tags=[made(name, text[:TEXT_CHARACTERS]) for name, text in tags.items()])
 
     def close(self, has_failed: bool) -> None:
         """Set the run's status."""
-        self._client.set_terminated(self._id, "FAILED" if has_failed else "FINISHED")
+        self._ask(self._client.set_terminated, status="FAILED" if has_failed else "FINISHED")
+
+    def _log(self, **what: Any) -> None:
+        self._ask(self._client.log_batch, **what, synchronous=True)
+
+    def _ask(self, request: Callable[..., object], **values: Any) -> None:
+        """Send a request about the run. Raises Refused if it would fail again."""
+        try:
+            request(self._id, **values)
+        except self._library.MlflowException as error:
+            if error.get_http_status_code() in FINAL:
+                raise Refused(str(error)) from error
+            raise
 
     def activate(self) -> None:
         """Make it MLflow's active run of this thread."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import itertools
 import os
 import re
@@ -39,7 +38,7 @@ from unbroken.worker import context
 from unbroken.worker.channel import attempt_now, connect, whole
 from unbroken.worker.restart.restartable import ends_attempt_alone
 
-from .entries import PREFIX, Entry, Refused, Tracker
+from .entries import PREFIX, Entry, Refused, Tracker, shown
 from .history import Story, is_behind, story
 from .mlflow import MlflowRun
 from .wandb import WandbRun
@@ -57,7 +56,6 @@ LAST_SECONDS = 5.0
 """Seconds that the end of a script waits for the newest incident: heartbeats take a second."""
 EXIT_SECONDS = 30.0
 """Seconds that the end of a script waits for the tracker."""
-ERROR_CHARACTERS = 300
 TRACKERS: Mapping[str, type[Tracker]] = {"mlflow": MlflowRun, "wandb": WandbRun}
 """Trackers by the name of their module."""
 log = Log(__name__, "unbroken.worker: ")
@@ -266,7 +264,7 @@ class Writer:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("tracker does not take the run; trying again", error=_shown(error))
+            log.warning("tracker does not take the run; trying again", error=shown(error))
 
     def flush(self, is_last: bool = False) -> None:
         """Write all that is there, or raise what the tracker raises; what is left stays."""
@@ -276,9 +274,9 @@ class Writer:
         while self._take():
             self._write_batch()
         self._write_history(is_last)
-        self._write_losses()
+        self._write_losses(is_last)
         if is_last:
-            self._tracker.close(bool(self._has_failed))
+            self._tell(lambda: self._tracker.close(bool(self._has_failed)))
             self._is_over.set()
 
     def _take(self) -> bool:
@@ -307,11 +305,8 @@ class Writer:
         self._batch = []
 
     def _write_one(self, entry: Entry) -> None:
-        try:
-            self._tracker.write([entry])
-        except Refused as error:
+        if not self._tell(lambda: self._tracker.write([entry])):
             self._lost += 1
-            self._warn(f"the tracker refuses them: {_shown(error)}")
 
     def _write_history(self, is_last: bool) -> None:
         """Write the incidents that the agent has told since."""
@@ -322,10 +317,9 @@ class Writer:
         found: Story | None = None if told is None else story(told)
         if found is None or found.version == self._version:
             return
-        self._tracker.describe(found.tags)
-        entry = Entry(-1, self._step, time(), self._attempt, dict(found.metrics))
-        with contextlib.suppress(Refused):
-            self._tracker.write([entry])
+        tags, entry = found.tags, Entry(-1, self._step, time(), self._attempt, dict(found.metrics))
+        self._tell(lambda: self._tracker.describe(tags))
+        self._tell(lambda: self._tracker.write([entry]))
         self._version = found.version
 
     def _ask_last(self) -> Mapping[str, Any] | None:
@@ -337,21 +331,26 @@ class Writer:
                 return told
             pause.wait(LAST_SECONDS / 20)
 
-    def _write_losses(self) -> None:
-        if self._lost > self._reported:
-            self._tracker.describe({f"{PREFIX}steps_not_written": str(self._lost)})
+    def _write_losses(self, is_last: bool) -> None:
+        tags = {f"{PREFIX}steps_not_written": str(self._lost)}
+        is_new = self._lost > self._reported
+        if is_new and (self._tell(lambda: self._tracker.describe(tags)) or is_last):
             log.warning("metrics lost: the tracker was away, slow, or refused", count=self._lost)
             self._reported = self._lost
+
+    def _tell(self, request: Callable[[], None]) -> bool:
+        """Send a request; False: the tracker refuses it, now and later."""
+        try:
+            request()
+        except Refused as error:
+            self._warn(f"the tracker refuses them: {shown(error)}")
+            return False
+        return True
 
     def _warn(self, what: str) -> None:
         if what not in self._warned and len(self._warned) < 16:
             self._warned.add(what)
-            log.warning("metrics left out", error=what)
-
-
-def _shown(error: Exception) -> str:
-    """Return an error without the passwords of URLs."""
-    return re.sub(r"://[^/\s@]+@", "://", str(error) or repr(error))[:ERROR_CHARACTERS]
+            log.warning("metrics or tags left out", error=what)
 
 
 _runs: dict[tuple[str, str], Run] = {}
