@@ -44,10 +44,16 @@ class Place:
     folder: Path
 
     @property
+    def root(self) -> Path:
+        """An empty folder for the node's file system: no fault of this machine shows."""
+        found = self.folder / "root"
+        found.mkdir(exist_ok=True)
+        return found
+
+    @property
     def options(self) -> DaemonOptions:
-        return DaemonOptions(
-            self.name, self.log, log_directory=self.folder / "logs", sample_seconds=0.2
-        )
+        logs = self.folder / "logs"
+        return DaemonOptions(self.name, self.log, self.root, logs, sample_seconds=0.2)
 
     def say(self, text: str) -> None:
         """Write a line as the kernel."""
@@ -218,10 +224,9 @@ async def test_a_gpu_that_nvml_loses_is_a_fault(place: Opened, nvml: Path, gpus:
 
     are("gpu 00000000:3B:00.0\ngpu 00000000:5E:00.0\n")
     async with place() as at:
-        (at.folder / "root/proc").mkdir(parents=True)
-        (at.folder / "root/proc/uptime").write_text("9000 1\n")
-        root = at.folder / "root"
-        options = replace(at.options, nvml_library=str(nvml), gpus_expected=2, root=root)
+        (at.root / "proc").mkdir()
+        (at.root / "proc/uptime").write_text("9000 1\n")
+        options = replace(at.options, nvml_library=str(nvml), gpus_expected=2)
         async with running(run_daemon(at.client, options)):
             are("gpu 00000000:3B:00.0\ngpu 00000000:5E:00.0 error=15\n")
             node = await at.until(is_marked)
@@ -244,7 +249,7 @@ def program(at: Place, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "unbroken.cli.main", "node-daemon", "--node", at.name]
     named = ["--kubeconfig", str(at.cluster.kubeconfig), "--kernel-log", str(at.log)]
     return subprocess.Popen(
-        [*command, *named, *options],
+        [*command, *named, "--root", str(at.root), *options],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "HOME": str(at.folder)},
@@ -289,7 +294,7 @@ async def test_a_daemon_that_sees_nothing_changes_nothing(
 ) -> None:
     caplog.set_level("INFO", "unbroken.nodes")
     async with place() as at:
-        blind = replace(at.options, kernel_log=at.folder / "no/kernel.log", root=at.folder)
+        blind = replace(at.options, kernel_log=at.folder / "no/kernel.log")
         before = await at.until(bool)
         async with running(run_daemon(at.client, blind)):
             unknown = ("kernel log cannot be read", "GPUs are unknown")
