@@ -117,6 +117,29 @@ def test_the_save_that_began_last_wins() -> None:
     assert refusal.status == 409
 
 
+def test_a_shard_that_arrives_twice_is_kept_once() -> None:
+    """Two members that hold it send it to a third one at the same time."""
+    one = memory()
+    for _ in range(2):
+        assert one.admit(shard(0, 5), 0.0) == []
+    assert one.accept(shard(0, 5), 2) == []
+    assert one.accept(shard(0, 5), 2) == []
+    assert (one.find(shard(0, 5).key), one.used()) == (shard(0, 5), 10)
+    # The next one need not be sent at all.
+    refusal = one.admit(shard(0, 5), 0.0)
+    assert isinstance(refusal, CheckpointRefusal)
+    assert (refusal.status, one.used()) == (409, 10)
+
+
+def test_of_two_shards_with_one_stamp_the_first_stays() -> None:
+    one = memory()
+    other = Shard(shard(0, 5).key, 10, 1, "another checksum")
+    assert put(one, shard(0, 5)) is None
+    assert one.admit(other, 0.0) == []
+    assert one.accept(other, 2) == [other]
+    assert one.find(other.key) == shard(0, 5)
+
+
 def test_a_shard_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     one = memory(100)
     assert put(one, shard(0, 1, size=60)) is None

@@ -17,11 +17,16 @@ import pytest
 from yarl import URL
 
 from tests.watching import until
+from unbroken.core.checkpoint_memory import COPIES, SERVICE, in_order
+from unbroken.errors import SpecError
 from unbroken.nodes.checkpoint_peers import Contents
 from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
 
 META = '{"checksum": "nUaihFhKmyOouFgTnz7GcYw==", "algorithm": "xxh3_128"}'
 CREATE = "/v1/cp/namespaces/job?num_ranks=3&steps_retained=2"
+HEAD = b"POST /v1/cp/checkpoints/job/0/7 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900\r\n\r\n"
+OWN = {"Unbroken-Stamp": "0"}
+"""Header of another member's question: the answer is from the member's own memory."""
 
 
 @dataclass
@@ -43,7 +48,8 @@ class Members:
             self.ports.append(port)
         ready = asyncio.Event()
         options = MemberOptions(
-            self.folder / str(port), "127.0.0.1", self.capacity, self.addresses, port, 0.02
+            *(self.folder / str(port), "127.0.0.1", self.capacity, self.addresses, port, 0.02),
+            service="memory.example",
         )
         task = asyncio.ensure_future(serve_member(options, ready.set))
         self.running[port] = task
@@ -148,6 +154,108 @@ async def test_a_lost_member_loses_nothing_one_after_the_other(tmp_path: Path) -
             assert found == [b"0", b"1", b"2"]
 
 
+async def test_all_that_a_member_lists_can_be_fetched_after_another_has_joined(
+    tmp_path: Path,
+) -> None:
+    """Both members that hold a shard send it to the one that joins."""
+    async with members(tmp_path, 2) as made:
+        path = "/v1/cp/namespaces/wide"
+        assert (await made.ask(made.ports[0], "POST", f"{path}?num_ranks=24"))[0] == 200
+        for rank in range(24):
+            path = f"/v1/cp/checkpoints/wide/{rank}/7"
+            status, *_ = await made.ask(made.ports[0], "POST", path, data=b"%d" % rank)
+            assert status == 200
+        await made.start()
+        addresses = [f"127.0.0.1:{port}" for port in made.running]
+        expected = [
+            {rank for rank in range(24) if one in in_order(addresses, "wide", rank)[:COPIES]}
+            for one in addresses
+        ]
+
+        async def ranks() -> set[int]:
+            contents = await made.contents()
+            return {held.rank for held in contents[2].shards.get("wide", ())}
+
+        await until(ranks, lambda found: found == expected[2])
+        assert expected[2]
+        for port, listed in zip(made.running, expected, strict=True):
+            for rank in listed:
+                path = f"/v1/cp/checkpoints/wide/{rank}/7"
+                status, body, _ = await made.ask(port, "GET", path, headers=OWN)
+                assert (status, body) == (200, b"%d" % rank)
+
+
+async def test_a_shard_without_a_file_stops_no_repair(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        for rank in range(3):
+            assert await made.put(port, rank, 7) == 200
+        for file in (tmp_path / str(port) / "namespaces/job").glob("1.7.*"):
+            file.unlink()
+        await made.start()
+        await made.hold(4)
+        assert await made.get(made.ports[1], 2, 7) == b"bytes"
+        assert await made.get(port, 1, 7) is None
+        assert not made.running[port].done()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "::", "", "localhost", "node-1", "224.0.0.1", "::ffff:10.0.0.1", "fe80::1%1"],
+)
+async def test_a_member_has_one_address_of_its_own(tmp_path: Path, host: str) -> None:
+    """By another one it would take itself for a second member, and send itself its shards."""
+
+    async def nobody() -> Iterable[str]:
+        return ()
+
+    with pytest.raises(SpecError, match="--host: expected"):
+        await serve_member(MemberOptions(tmp_path, host, 1000, nobody))
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [
+        ("Origin", "http://evil.example", 403),
+        ("Origin", "null", 403),
+        ("Sec-Fetch-Site", "same-origin", 403),
+        *(
+            ("Host", host, 421)
+            for host in (
+                *("evil.example", "evil.example:9200", "localhost.evil.example", "x", "[::1].x"),
+                *(f"{SERVICE}.evil.example:9200", "aws-hyperpod.svc.cluster.local", "127.0.0.1.x"),
+                *("ai-toolkit-gossip-headless.evil.example", "svc.other", ":9200"),
+            )
+        ),
+    ],
+)
+async def test_a_page_of_a_browser_has_no_access(
+    tmp_path: Path, method: str, header: str, value: str, status: int
+) -> None:
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        assert await made.put(port, 0, 7) == 200
+        path = "/v1/cp/checkpoints/job/0/7"
+        assert (await made.ask(port, method, path, headers={header: value}))[0] == status
+        assert await made.get(port, 0, 7) == b"bytes"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "10.0.0.7:9200", "[::1]:9200", "[fd00::1]", "localhost", "LocalHost:9200"),
+        *(SERVICE, f"{SERVICE}:9200", f"{SERVICE}.:9200", "ai-toolkit-gossip-headless:9200"),
+        *("ai-toolkit-gossip-headless.aws-hyperpod", "ai-toolkit-gossip-headless.aws-hyperpod.svc"),
+        "memory.example:9200",
+    ],
+)
+async def test_a_client_has_access_by_any_name_of_the_members(tmp_path: Path, host: str) -> None:
+    async with members(tmp_path, 1) as made:
+        answer = await made.ask(made.ports[0], "GET", "/health", headers={"Host": host})
+        assert answer[0] == 200
+
+
 async def test_a_new_process_finds_what_the_old_one_kept(tmp_path: Path) -> None:
     async with members(tmp_path, 1) as made:
         (port,) = made.ports
@@ -166,8 +274,7 @@ async def test_half_of_a_shard_is_never_kept(tmp_path: Path) -> None:
         port = made.ports[0]
         assert await made.put(port, 0, 7, b"whole") == 200
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "POST /v1/cp/checkpoints/job/0/7 HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
-        writer.write(head.encode() + b"half")
+        writer.write(HEAD + b"half")
         await writer.drain()
         incoming = tmp_path / str(port) / "incoming"
         await until(lambda: os.listdir(incoming))

@@ -276,11 +276,16 @@ class CheckpointMemory:
         return made
 
     def restore(self, shard: Shard, now: float) -> Shard | None:
-        """Take a shard of an earlier process; returns the older one of two with one key."""
+        """Take a shard of an earlier process; returns the older one of two with one key.
+
+        Two of one file name are one: the file that came last has replaced the other.
+        """
         found = self._namespaces.setdefault(shard.key.namespace, _Namespace(now))
         place = (shard.key.rank, shard.key.step)
         other = found.shards.get(place)
-        if other is not None and other.stamp >= shard.stamp:
+        if other is not None and other.file_name == shard.file_name:
+            other = None
+        elif other is not None and other.stamp >= shard.stamp:
             return shard
         found.shards[place] = shard
         return other
@@ -291,9 +296,9 @@ class CheckpointMemory:
         `accept` or `release` must follow.
         """
         present = self.find(shard.key)
-        if present is not None and present.stamp > shard.stamp:
+        if present is not None and (present.stamp > shard.stamp or present == shard):
             return CheckpointRefusal(
-                409, f"a newer save of step {shard.key.step} has replaced this one"
+                409, f"this save of step {shard.key.step}, or a newer one, is here already"
             )
         found = self._open(shard.key.namespace, now)
         if isinstance(found, CheckpointRefusal):

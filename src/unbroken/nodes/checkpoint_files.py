@@ -72,6 +72,15 @@ class CheckpointFiles:
         """Path of a shard's file."""
         return self._namespaces / shard.key.namespace / shard.file_name
 
+    def find(self, key: ShardKey) -> Shard | None:
+        """Return a shard; None: it is not here. One whose file is gone is forgotten."""
+        found = self.memory.find(key)
+        if found is None or self.path(found).exists():
+            return found
+        log.warning("checkpoint has no file", path=self.path(found))
+        self.memory.remove(key)
+        return None
+
     def configure(self, namespace: str, settings: NamespaceSettings) -> CheckpointRefusal | None:
         """Create a namespace, or take over newer settings. Raises OSError."""
         refusal = self.memory.configure(namespace, settings, wall())
@@ -116,7 +125,9 @@ class CheckpointFiles:
 
     def _unlink(self, shards: Iterable[Shard]) -> None:
         for shard in shards:
-            self.path(shard).unlink(missing_ok=True)
+            kept = self.memory.find(shard.key)
+            if kept is None or kept.file_name != shard.file_name:
+                self.path(shard).unlink(missing_ok=True)
 
 
 class IncomingShard:

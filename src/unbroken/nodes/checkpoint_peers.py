@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -14,7 +15,7 @@ import aiohttp
 import msgspec
 
 from unbroken.core.checkpoint_memory import in_order
-from unbroken.errors import PeerError, WorldError
+from unbroken.errors import PeerError, SpecError, WorldError
 from unbroken.kube.clock import monotonic
 from unbroken.log_lines import Log
 
@@ -62,6 +63,21 @@ class Contents(msgspec.Struct, frozen=True):
     """Members that it knows, itself included."""
     settings: dict[str, tuple[int, int, int]] = {}
     shards: dict[str, list[HeldShard]] = {}
+
+
+def own_host(text: str) -> str:
+    """Return a member's own IP address as others write it. Raises SpecError.
+
+    A name, or all addresses at once, would make it take itself for another member.
+    """
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        raise SpecError(f"--host: expected an IP address of this node, not {text!r}") from None
+    is_mapped = isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None
+    if found.is_unspecified or found.is_multicast or is_mapped or "%" in text:
+        raise SpecError(f"--host: expected one IP address that other nodes reach, not {text!r}")
+    return str(found)
 
 
 def address_of(host: str, port: int) -> str:

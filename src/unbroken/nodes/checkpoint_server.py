@@ -13,70 +13,73 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from unbroken.agent_http.sessions import plain_session
 from unbroken.core.checkpoint_memory import (
     CONFIG_RANK,
     COPIES,
-    META_CHARACTERS_MAX,
     RANKS_MAX,
+    SERVICE,
     STEPS_RETAINED,
     STEPS_RETAINED_MAX,
-    CheckpointRefusal,
     NamespaceSettings,
     Shard,
     ShardKey,
     is_namespace,
-    key_of,
     repairs,
     whole_steps,
-    wrong_namespace,
 )
 from unbroken.errors import WorldError
-from unbroken.foreign_numbers import INT64_MAX, no_number, whole_number
 from unbroken.kube.clock import wall
-from unbroken.listener import Connections, Limits, admitted, bound
+from unbroken.listener import Connections, Limits, bound
 from unbroken.log_lines import Log
 
 from .checkpoint_files import CheckpointFiles, IncomingShard
 from .checkpoint_peers import (
     CONTENTS_PATH,
-    STAMP_HEADER,
     Contents,
     FindMembers,
     HeldShard,
     Namespace,
     Peers,
     address_of,
+    own_host,
+)
+from .checkpoint_requests import (
+    META_HEADER,
+    PIECE_BYTES,
+    answered,
+    fill,
+    key_in,
+    meta_of,
+    namespace_of,
+    number_of,
+    stamp_of,
+    unless_refused,
 )
 
 log = Log(__name__)
 
 PORT = 9200
 """Port of the memory tier, as documented."""
-META_HEADER = "Shard-Meta"
 LIMITS = Limits(1024)
 """Connections: the ranks that save at once, and the other members."""
 LATEST, LATEST_MAX = 5, 1000
-CLIENT_SECONDS, CLIENT_BYTES_PER_SECOND = 60.0, 1 << 20
-"""Slowest upload of a client, for which memory is reserved; 60 s is its own timeout."""
 MEMBERS_SECONDS = 2.0
 """Seconds between two looks at who the members are."""
 ASKED = 2 * COPIES
 """Members that are asked for a shard: its holders, and those before two of them came."""
-PIECE_BYTES = 1 << 20
 _NAMESPACE_PATH = "/v1/cp/namespaces/{namespace}"
 _SHARD_PATH = "/v1/cp/checkpoints/{namespace}/{rank}/{step}"
 JOINED_PATH = "/v1/members/joined"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +94,17 @@ class MemberOptions:
     find: FindMembers
     port: int = PORT
     look_seconds: float = MEMBERS_SECONDS
+    service: str = SERVICE
+    """Name by which clients may call it, besides its addresses and the documented name."""
 
 
 async def serve_member(options: MemberOptions, ready: Callable[[], None] = lambda: None) -> None:
-    """Serve until cancelled. Raises WorldError."""
+    """Serve until cancelled. Raises WorldError, or SpecError for a host that is no IP address."""
+    own = address_of(own_host(options.host), options.port)
     files = CheckpointFiles(options.folder, options.capacity)
     files.open()
     async with plain_session() as session:
-        peers = Peers(address_of(options.host, options.port), session)
+        peers = Peers(own, session)
         member = Member(files, peers, options)
         async with _listening(member.application(), options):
             log.info("checkpoint memory", address=peers.own, bytes=options.capacity)
@@ -113,12 +119,14 @@ async def _listening(app: web.Application, options: MemberOptions) -> AsyncItera
     assert runner.server is not None
     connections = Connections(runner.server, LIMITS)
     try:
-        for listening in await bound(options.host, options.port):
+        try:
+            sockets = await bound(options.host, options.port)
+        except OSError as error:
+            text = f"cannot serve checkpoints at {options.host}:{options.port}: {error.strerror}"
+            raise WorldError(text) from error
+        for listening in sockets:
             connections.listen(listening)
         yield
-    except OSError as error:
-        text = f"cannot serve checkpoints at {options.host}:{options.port}: {error.strerror}"
-        raise WorldError(text) from error
     finally:
         connections.close()
         await runner.cleanup()
@@ -154,7 +162,7 @@ class Member:
 
     def application(self) -> web.Application:
         """Return the routes."""
-        app = web.Application(middlewares=[_answered])
+        app = web.Application(middlewares=[answered(self._options.service)])
         routes: tuple[tuple[str, str, Handler], ...] = (
             ("GET", "/health", self._health),
             ("GET", _NAMESPACE_PATH, self._get_namespace),
@@ -178,7 +186,7 @@ class Member:
         return web.json_response({"status": "healthy"})
 
     async def _get_namespace(self, request: web.Request) -> web.Response:
-        settings = await self._settings(_namespace(request), is_own=_stamp(request) is not None)
+        settings = await self._settings(namespace_of(request), is_own=stamp_of(request) is not None)
         body = Namespace(settings.num_ranks, settings.steps_retained, settings.stamp)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
@@ -211,15 +219,15 @@ class Member:
         return None
 
     async def _create_namespace(self, request: web.Request) -> web.Response:
-        namespace, own_stamp = _namespace(request), _stamp(request)
+        namespace, own_stamp = namespace_of(request), stamp_of(request)
         settings = NamespaceSettings(
-            _number(request, "num_ranks", None, RANKS_MAX + 1),
-            _number(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX),
+            number_of(request, "num_ranks", None, RANKS_MAX + 1),
+            number_of(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX),
             wall_stamp() if own_stamp is None else own_stamp,
         )
         if own_stamp is None and await self._is_known(namespace):
             raise web.HTTPConflict(text=f"namespace {namespace!r} exists already")
-        _raise(self._files.configure(namespace, settings))
+        unless_refused(self._files.configure(namespace, settings))
         if own_stamp is None:
             path = _NAMESPACE_PATH.format(namespace=namespace)
             query = {
@@ -237,7 +245,7 @@ class Member:
         return True
 
     async def _delete_namespace(self, request: web.Request) -> web.Response:
-        namespace, own_stamp = _namespace(request), _stamp(request)
+        namespace, own_stamp = namespace_of(request), stamp_of(request)
         is_known = await self._is_known(namespace) if own_stamp is None else False
         is_known = self._files.forget(namespace) or is_known
         if own_stamp is None:
@@ -268,8 +276,8 @@ class Member:
     # --- shards
 
     async def _latest(self, request: web.Request) -> web.Response:
-        namespace = _namespace(request)
-        limit = _number(request, "limit", LATEST, LATEST_MAX)
+        namespace = namespace_of(request)
+        limit = number_of(request, "limit", LATEST, LATEST_MAX)
         await self._settings(namespace)
         steps = await self._latest_asked.join(namespace, lambda: self._steps(namespace))
         return web.json_response(steps[:limit])
@@ -281,21 +289,21 @@ class Member:
         return whole_steps(held, LATEST_MAX)
 
     async def _put(self, request: web.Request) -> web.Response:
-        key, own_stamp = _key(request), _stamp(request)
+        key, own_stamp = key_in(request), stamp_of(request)
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired(text="a shard needs its Content-Length")
-        shard = Shard(key, size, own_stamp or wall_stamp(), _meta(request))
+        shard = Shard(key, size, own_stamp or wall_stamp(), meta_of(request))
         if own_stamp is not None:
-            retained = _number(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX)
-            with _raise(self._files.receive(shard)) as incoming:
-                await _fill(incoming, request)
+            retained = number_of(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX)
+            with unless_refused(self._files.receive(shard)) as incoming:
+                await fill(incoming, request)
                 self._files.keep(incoming, retained)
             return web.json_response({"status": "ok"})
         settings = await self._settings(key.namespace)
         await self._reopen(shard, settings)
-        with _raise(self._files.receive(shard)) as incoming:
-            await _fill(incoming, request)
+        with unless_refused(self._files.receive(shard)) as incoming:
+            await fill(incoming, request)
             await self._store(incoming, settings.steps_retained)
         return web.json_response({"status": "ok"})
 
@@ -331,18 +339,18 @@ class Member:
                 params={"steps_retained": str(retained)},
                 headers={META_HEADER: shard.meta, "Content-Type": "application/octet-stream"},
             )
-        if status not in (0, 200):
+        if status not in (0, 200, 409):
             log.warning("checkpoint not copied", address=member, status=status)
         # A member that has a newer save needs none.
         return 200 if status == 409 else status
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        key = _key(request)
-        shard = self._memory.find(key)
+        key = key_in(request)
+        shard = self._files.find(key)
         if shard is not None:
             self._memory.settings(key.namespace, wall())
             return web.FileResponse(self._files.path(shard), headers={META_HEADER: shard.meta})
-        if _stamp(request) is None:
+        if stamp_of(request) is None:
             for member in self._peers.order(key.namespace, key.rank)[:ASKED]:
                 answer = await self._pass_on(request, member, key)
                 if answer is not None:
@@ -381,7 +389,7 @@ class Member:
         return response
 
     async def _delete(self, request: web.Request) -> web.Response:
-        key, own_stamp = _key(request), _stamp(request)
+        key, own_stamp = key_in(request), stamp_of(request)
         if own_stamp is not None:
             # 0: whatever its stamp.
             is_removed = self._files.remove(key, own_stamp or None)
@@ -473,60 +481,35 @@ class Member:
         for contents in held.values():
             for name, (ranks, steps, stamp) in contents.settings.items():
                 if is_namespace(name):
-                    self._files.configure(name, NamespaceSettings(ranks, steps, stamp))
+                    with self._noted():
+                        self._files.configure(name, NamespaceSettings(ranks, steps, stamp))
         shards = list(self._memory.shards())
         copies, surplus = repairs(self._peers.own, self._peers.members, shards, known)
         for shard, member in copies:
-            settings = self._memory.settings(shard.key.namespace)
-            retained = STEPS_RETAINED if settings is None else settings.steps_retained
-            if self._memory.find(shard.key) == shard:
-                status = await self._send(shard, self._files.path(shard), member, retained)
-                self._is_incomplete = self._is_incomplete or status == 0
+            with self._noted():
+                await self._copy(shard, member)
         for shard in surplus:
-            self._files.remove(shard.key, shard.stamp + 1)
+            with self._noted():
+                self._files.remove(shard.key, shard.stamp + 1)
         if copies or surplus:
             log.info("checkpoints copied", count=len(copies))
 
+    async def _copy(self, shard: Shard, member: str) -> None:
+        """Copy a shard to another member, if it is still here. Raises OSError."""
+        settings = self._memory.settings(shard.key.namespace)
+        retained = STEPS_RETAINED if settings is None else settings.steps_retained
+        if self._files.find(shard.key) == shard:
+            status = await self._send(shard, self._files.path(shard), member, retained)
+            self._is_incomplete = self._is_incomplete or status == 0
 
-@web.middleware
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Trust the connection, and answer a full file system as a full memory."""
-    admitted(request)
-    try:
-        return await handler(request)
-    except OSError as error:
-        if isinstance(error, ConnectionError):
-            raise
-        log.warning("checkpoint not kept", path=request.path, error=error)
-        raise web.HTTPInsufficientStorage(text=f"the shard cannot be kept: {error}") from error
-
-
-async def _fill(incoming: IncomingShard, request: web.Request) -> None:
-    """Receive all bytes of a shard; HTTPBadRequest if they do not come, or not in time."""
-    seconds = CLIENT_SECONDS + incoming.shard.size / CLIENT_BYTES_PER_SECOND
-    try:
-        async with asyncio.timeout(seconds):
-            async for data in request.content.iter_chunked(PIECE_BYTES):
-                incoming.write(data)
-    except TimeoutError:
-        text = f"{incoming.shard.size} bytes did not come in {seconds:.0f} s"
-        raise web.HTTPRequestTimeout(text=text) from None
-    if not incoming.is_whole:
-        raise web.HTTPBadRequest(text="fewer bytes than announced")
-
-
-def _raise(given: Any) -> Any:
-    """Return what is no CheckpointRefusal; raise one as an answer."""
-    if isinstance(given, CheckpointRefusal):
-        raise _REFUSALS[given.status](text=given.reason)
-    return given
-
-
-_REFUSALS: dict[int, type[web.HTTPException]] = {
-    400: web.HTTPBadRequest,
-    409: web.HTTPConflict,
-    507: web.HTTPInsufficientStorage,
-}
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Go on after an error of one file; the next repair tries again."""
+        try:
+            yield
+        except OSError as error:
+            log.warning("checkpoint not repaired", error=error)
+            self._is_incomplete = True
 
 
 def wall_stamp() -> int:
@@ -536,44 +519,3 @@ def wall_stamp() -> int:
 
 def _path_of(key: ShardKey) -> str:
     return _SHARD_PATH.format(namespace=key.namespace, rank=key.rank, step=key.step)
-
-
-def _namespace(request: web.Request) -> str:
-    name = request.match_info["namespace"]
-    if not is_namespace(name):
-        raise web.HTTPBadRequest(text=wrong_namespace(name))
-    return name
-
-
-def _key(request: web.Request) -> ShardKey:
-    parts = request.match_info
-    key: ShardKey = _raise(key_of(parts["namespace"], parts["rank"], parts["step"]))
-    return key
-
-
-def _stamp(request: web.Request) -> int | None:
-    """Return the stamp of another member's request; None: it is a client's."""
-    text = request.headers.get(STAMP_HEADER)
-    if text is None:
-        return None
-    stamp = whole_number(text)
-    if stamp is None:
-        raise web.HTTPBadRequest(text=no_number(STAMP_HEADER, text, 0, INT64_MAX))
-    return stamp
-
-
-def _number(request: web.Request, name: str, default: int | None, most: int) -> int:
-    text = request.query.get(name, "" if default is None else str(default))
-    number = whole_number(text, 1, most)
-    if number is None:
-        raise web.HTTPBadRequest(text=no_number(name, text, 1, most))
-    return number
-
-
-def _meta(request: web.Request) -> str:
-    meta = request.headers.get(META_HEADER, "")
-    if len(meta) > META_CHARACTERS_MAX or not (meta.isascii() and meta.isprintable()):
-        raise web.HTTPBadRequest(
-            text=f"{META_HEADER}: expected at most {META_CHARACTERS_MAX} printable ASCII characters"
-        )
-    return meta

@@ -67,7 +67,7 @@ def command(
     from unbroken.nodes.checkpoint_server import MemberOptions
 
     find = in_folder(members) if members is not None else in_service(service, port)
-    options = MemberOptions(folder, host, memory_bytes(memory), find, port)
+    options = MemberOptions(folder, host, memory_bytes(memory), find, port, service=service)
     start_logging()
     asyncio.run(_serve(options))
 
