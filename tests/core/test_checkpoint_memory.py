@@ -195,8 +195,25 @@ def test_namespaces_are_bounded() -> None:
         assert one.configure(f"job-{number}", SETTINGS, 0.0) is None
     assert isinstance(one.configure("one-more", SETTINGS, 1.0), CheckpointRefusal)
     assert isinstance(one.admit(shard(0, 1, namespace="one-more"), 1.0), CheckpointRefusal)
-    assert one.configure("one-more", SETTINGS, 1.0 + IDLE_SECONDS) is None
-    assert len(one.all_settings()) == NAMESPACES_MAX
+    assert one.yielding("one-more", 1.0) is None
+
+
+def test_the_namespace_that_was_idle_for_longest_makes_room_with_its_shards() -> None:
+    one = CheckpointMemory(1000)
+    for number in range(NAMESPACES_MAX):
+        assert one.configure(f"job-{number}", SETTINGS, 10.0) is None
+        assert put(one, shard(0, 1, size=1, namespace=f"job-{number}"), now=10.0) is None
+    one.settings("job-0", 9.0)
+    one.settings("job-1", 5.0)
+    late = 9.5 + IDLE_SECONDS
+    assert one.yielding("job-7", late) is None
+    assert one.yielding("one-more", late) == "job-1"
+    # What is being received is in use.
+    under_way = shard(0, 2, size=1, namespace="job-1")
+    assert one.admit(under_way, 5.0) == []
+    assert one.yielding("one-more", late) == "job-0"
+    assert one.forget("job-0")
+    assert one.configure("one-more", SETTINGS, late) is None
 
 
 @pytest.mark.parametrize(
@@ -219,8 +236,49 @@ def test_settings_out_of_bounds_are_refused(wrong: NamespaceSettings) -> None:
 def test_a_step_with_a_missing_rank_is_not_listed(
     held: list[tuple[int, int]], listed: list[int]
 ) -> None:
-    assert whole_steps(held, 5) == listed
-    assert whole_steps(held, 1) == listed[:1]
+    stamps = dict.fromkeys(held, 1)
+    assert whole_steps(stamps, 5) == listed
+    assert whole_steps(stamps, 1) == listed[:1]
+
+
+@pytest.mark.parametrize(
+    ("stamps", "listed"),
+    [((1, 2, 3), [7]), ((3, 3, 3), [7]), ((4, 2, 3), []), ((1, 4, 3), []), ((4, 5, 6), [7])],
+)
+def test_a_step_with_the_metadata_of_an_earlier_save_is_not_listed(
+    stamps: tuple[int, ...], listed: list[int]
+) -> None:
+    assert whole_steps({(rank, 7): one for rank, one in enumerate(stamps)}, 5) == listed
+
+
+def test_a_save_after_a_return_to_an_earlier_step_is_kept() -> None:
+    one = memory()
+    for stamp, step in enumerate((10, 20, 30, 15, 16)):
+        saved = shard(0, step, stamp=stamp)
+        assert put(one, saved) is None
+        assert one.find(saved.key) == saved
+    assert steps(one) == [(0, 15), (0, 16)]
+
+
+def test_a_copy_of_an_old_save_takes_the_place_of_no_newer_one() -> None:
+    one = memory(100)
+    for stamp, step in ((5, 15), (6, 16)):
+        assert put(one, shard(0, step, size=40, stamp=stamp)) is None
+    # Not by the number of its step either.
+    assert isinstance(one.admit(shard(0, 99, size=40, stamp=4), 0.0), CheckpointRefusal)
+    assert put(one, shard(0, 99, size=20, stamp=4)) is None
+    assert steps(one) == [(0, 15), (0, 16), (0, 99)]
+    # The next save makes room again, by the oldest ones.
+    assert put(one, shard(0, 17, size=40, stamp=7)) is None
+    assert steps(one) == [(0, 16), (0, 17)]
+
+
+def test_a_job_in_use_loses_nothing_to_the_copy_of_another_ones_old_save() -> None:
+    one = memory(100)
+    for step in range(10):
+        assert put(one, shard(0, step, stamp=10 + step), retained=10) is None
+    assert isinstance(one.admit(shard(0, 1, namespace="other"), 0.0), CheckpointRefusal)
+    assert len(steps(one)) == 10
 
 
 def test_a_lost_member_moves_no_shard_of_others() -> None:

@@ -17,8 +17,18 @@ import pytest
 from yarl import URL
 
 from tests.watching import until
-from unbroken.core.checkpoint_memory import COPIES, SERVICE, in_order
+from unbroken.core.checkpoint_memory import (
+    COPIES,
+    NAMESPACES_MAX,
+    SERVICE,
+    NamespaceSettings,
+    Shard,
+    ShardKey,
+    in_order,
+)
 from unbroken.errors import SpecError
+from unbroken.nodes import checkpoint_requests
+from unbroken.nodes.checkpoint_files import CheckpointFiles, IncomingShard
 from unbroken.nodes.checkpoint_peers import Contents
 from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
 
@@ -294,6 +304,85 @@ async def test_a_step_that_is_saved_again_is_whole_only_with_its_metadata(tmp_pa
         assert await made.get(made.ports[2], 2, 7) is None
         assert await made.put(made.ports[1], 2, 7, b"second") == 200
         assert await made.get(made.ports[2], 2, 7) == b"second"
+
+
+async def test_a_job_that_grows_loses_no_shard(tmp_path: Path) -> None:
+    """Its namespace was made for fewer ranks; its metadata was where now a rank is."""
+    async with members(tmp_path, 3) as made:
+        latest = "/v1/cp/checkpoints/job/latest"
+        for rank in (2, 3, 0, 1):
+            assert await made.put(made.ports[rank % 3], rank, 8, b"%d" % rank) == 200
+        assert (await made.ask(made.ports[0], "GET", latest))[1] == b"[]"
+        assert await made.put(made.ports[0], 4, 8, b"4") == 200
+        for port in made.ports:
+            found = [await made.get(port, rank, 8) for rank in range(5)]
+            assert found == [b"0", b"1", b"2", b"3", b"4"]
+            assert (await made.ask(port, "GET", latest))[1] == b"[8]"
+
+
+async def test_metadata_that_a_member_gives_back_makes_no_step_whole(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        path, latest = "/v1/cp/checkpoints/job", "/v1/cp/checkpoints/job/latest"
+        for rank in range(2):
+            assert await made.put(port, rank, 7) == 200
+        # A member that was away has the metadata of the save before.
+        headers = {"Unbroken-Stamp": "5", "Shard-Meta": META}
+        assert (await made.ask(port, "POST", f"{path}/2/7", data=b"x", headers=headers))[0] == 200
+        assert (await made.ask(port, "GET", latest))[1] == b"[]"
+        assert await made.get(port, 2, 7) is None
+
+
+async def test_metadata_is_newer_than_shards_of_a_clock_that_is_ahead(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        path = "/v1/cp/checkpoints/job"
+        for rank in range(2):
+            headers = {"Unbroken-Stamp": str(2**62 + rank), "Shard-Meta": META}
+            answer = await made.ask(port, "POST", f"{path}/{rank}/7", data=b"x", headers=headers)
+            assert answer[0] == 200
+        assert await made.put(port, 2, 7) == 200
+        assert (await made.ask(port, "GET", f"{path}/latest"))[1] == b"[7]"
+
+
+async def test_an_upload_that_stalls_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_requests, "SILENT_SECONDS", 0.05)
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"half")
+        assert b" 408 " in await reader.readline()
+        incoming = tmp_path / str(port) / "incoming"
+        await until(lambda: not os.listdir(incoming))
+        # What was reserved for it is free again.
+        assert await made.put(port, 1, 7, b"x" * 900) == 200
+        writer.close()
+
+
+def test_a_namespace_that_makes_room_leaves_no_file(tmp_path: Path) -> None:
+    settings = NamespaceSettings(3, 2, 1)
+    files = CheckpointFiles(tmp_path, 1000)
+    files.open()
+    for number in range(NAMESPACES_MAX):
+        assert files.configure(f"job-{number}", settings) is None
+    incoming = files.receive(Shard(ShardKey("job-1", 0, 7), 0, 1, META))
+    assert isinstance(incoming, IncomingShard)
+    with incoming:
+        files.keep(incoming, 2)
+    assert files.configure("one-more", settings) is not None
+    folder = tmp_path / "namespaces/job-1"
+    assert len(os.listdir(folder)) == 2
+    # Its last use, after a restart.
+    os.utime(folder, (0, 0))
+    files = CheckpointFiles(tmp_path, 1000)
+    files.open()
+    # Another member that still has a namespace deletes none here.
+    assert files.configure("one-more", settings, makes_room=False) is not None
+    assert files.configure("one-more", settings) is None
+    assert not folder.exists()
+    assert len(os.listdir(tmp_path / "namespaces")) == NAMESPACES_MAX
 
 
 async def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ sent never replace those of a later one. A shard is never replaced by half of on
 
 When the memory is full, a new shard takes the place of, in this order: shards of namespaces that
 nobody has used for an hour; shards of namespaces above their equal share, if its own stays within
-it; older steps of its own rank. If that is not enough, it is refused.
+it; older saves of its own rank. If that is not enough, it is refused. A save is older by its time,
+not by its step: a job that goes back to an earlier checkpoint counts its steps anew. No shard takes
+the place of a newer one.
 """
 
 from __future__ import annotations
@@ -161,16 +163,21 @@ def in_order(members: Iterable[str], namespace: str, rank: int) -> list[str]:
     return sorted(members, key=weight)
 
 
-def whole_steps(held: Iterable[tuple[int, int]], limit: int) -> list[int]:
-    """Return the newest steps without a missing rank, from (rank, step) of all members.
+def whole_steps(held: Mapping[tuple[int, int], int], limit: int) -> list[int]:
+    """Return the newest steps that are whole, from the stamps of all members by rank and step.
 
-    A save of k ranks leaves the ranks 0 to k, as its metadata is rank k. A gap is a shard that was
-    lost or is not written yet. The client itself notices metadata that is missing.
+    A save of k ranks leaves the ranks 0 to k, as its metadata is rank k and is written last. A gap
+    is a shard that was lost or is not written yet. Metadata that is older than another rank
+    describes an earlier save. The client itself notices metadata that is missing.
     """
-    ranks: dict[int, set[int]] = {}
-    for rank, step in held:
-        ranks.setdefault(step, set()).add(rank)
-    whole = (step for step, found in ranks.items() if len(found) == max(found) + 1)
+    ranks: dict[int, dict[int, int]] = {}
+    for (rank, step), stamp in held.items():
+        ranks.setdefault(step, {})[rank] = stamp
+    whole = (
+        step
+        for step, found in ranks.items()
+        if len(found) == max(found) + 1 and found[max(found)] == max(found.values())
+    )
     return sorted(whole, reverse=True)[:limit]
 
 
@@ -187,7 +194,11 @@ class _Namespace:
         return self.incoming + sum(shard.size for shard in self.shards.values())
 
     def oldest(self) -> Iterator[Shard]:
-        yield from sorted(self.shards.values(), key=lambda shard: shard.key.step)
+        yield from sorted(self.shards.values(), key=_age)
+
+
+def _age(shard: Shard) -> tuple[int, int]:
+    return shard.stamp, shard.key.step
 
 
 class CheckpointMemory:
@@ -254,24 +265,31 @@ class CheckpointMemory:
             found.settings = settings
         return None
 
+    def yielding(self, namespace: str, now: float) -> str | None:
+        """Return the namespace to forget for a new one: that which was idle for longest.
+
+        None: there is room, or none was idle for an hour.
+        """
+        if namespace in self._namespaces or len(self._namespaces) < NAMESPACES_MAX:
+            return None
+        idle = [
+            (one.used_at, name)
+            for name, one in self._namespaces.items()
+            if not one.incoming and now - one.used_at > IDLE_SECONDS
+        ]
+        return min(idle)[1] if idle else None
+
     def _open(self, namespace: str, now: float) -> _Namespace | CheckpointRefusal:
-        """Return a namespace, new if there is none; an idle one without shards makes room."""
+        """Return a namespace, new if there is none."""
         found = self._namespaces.get(namespace)
         if found is not None:
             return found
         if len(self._namespaces) >= NAMESPACES_MAX:
-            idle = [
-                name
-                for name, one in self._namespaces.items()
-                if not one.bytes() and now - one.used_at > IDLE_SECONDS
-            ]
-            if not idle:
-                return CheckpointRefusal(
-                    507,
-                    f"{NAMESPACES_MAX} namespaces exist and are in use; delete one, or wait until "
-                    "one was not used for an hour",
-                )
-            del self._namespaces[idle[0]]
+            return CheckpointRefusal(
+                507,
+                f"{NAMESPACES_MAX} namespaces exist and are in use; delete one, or wait until one "
+                "was not used for an hour",
+            )
         made = self._namespaces[namespace] = _Namespace(now)
         return made
 
@@ -306,11 +324,12 @@ class CheckpointMemory:
         found.used_at = now
         needed = shard.size - (self.capacity - self.used())
         victims: list[Shard] = []
-        for victim in self._victims(shard, now) if needed > 0 else ():
-            victims.append(victim)
-            needed -= victim.size
+        for victim in self._victims(shard, now):
             if needed <= 0:
                 break
+            if victim.stamp <= shard.stamp:
+                victims.append(victim)
+                needed -= victim.size
         if needed > 0:
             return CheckpointRefusal(507, self._is_full(shard))
         for victim in victims:
@@ -365,8 +384,11 @@ class CheckpointMemory:
         older = self.restore(shard, found.used_at)
         if older is shard:
             return [shard]
-        steps = sorted(step for rank, step in found.shards if rank == shard.key.rank)
-        beyond = [found.shards.pop((shard.key.rank, step)) for step in steps[:-steps_retained]]
+        saves = [one for one in found.oldest() if one.key.rank == shard.key.rank]
+        # The client is told that this one is kept.
+        beyond = [one for one in saves[:-steps_retained] if one.key != shard.key]
+        for one in beyond:
+            self.remove(one.key)
         return [*([] if older is None else [older]), *beyond]
 
     def remove(self, key: ShardKey, before: int | None = None) -> Shard | None:

@@ -81,8 +81,15 @@ class CheckpointFiles:
         self.memory.remove(key)
         return None
 
-    def configure(self, namespace: str, settings: NamespaceSettings) -> CheckpointRefusal | None:
-        """Create a namespace, or take over newer settings. Raises OSError."""
+    def configure(
+        self, namespace: str, settings: NamespaceSettings, *, makes_room: bool = True
+    ) -> CheckpointRefusal | None:
+        """Create a namespace, or take over newer settings. Raises OSError.
+
+        `makes_room`: an idle namespace is deleted if there are too many.
+        """
+        if makes_room:
+            self._make_room(namespace)
         refusal = self.memory.configure(namespace, settings, wall())
         if refusal is None and self.memory.settings(namespace) == settings:
             folder = self._namespaces / namespace
@@ -90,8 +97,15 @@ class CheckpointFiles:
             (folder / settings.file_name).touch(mode=0o600)
         return refusal
 
+    def _make_room(self, namespace: str) -> None:
+        idle = self.memory.yielding(namespace, wall())
+        if idle is not None:
+            log.info("idle namespace of checkpoints deleted", namespace=idle)
+            self.forget(idle)
+
     def receive(self, shard: Shard) -> IncomingShard | CheckpointRefusal:
         """Reserve memory for a shard; enter the answer, and write to it. Raises OSError."""
+        self._make_room(shard.key.namespace)
         admitted = self.memory.admit(shard, wall())
         if isinstance(admitted, CheckpointRefusal):
             return admitted

@@ -29,6 +29,8 @@ ANSWER_SECONDS = 10.0
 """Seconds for a member's answer, besides those for a shard's bytes."""
 BYTES_PER_SECOND = 16 << 20
 """Slowest transfer of a shard between members."""
+PAUSE_SECONDS = 60.0
+"""Longest pause between two pieces of a member's answer."""
 SILENT_SECONDS = 5.0
 """Seconds for which a member that did not answer is not asked again."""
 CONCURRENT = 32
@@ -132,7 +134,9 @@ class Peers:
             raise WorldError(f"{member} did not answer a moment ago")
         headers = {STAMP_HEADER: str(stamp), **more.pop("headers", {})}
         timeout = aiohttp.ClientTimeout(
-            total=ANSWER_SECONDS + size / BYTES_PER_SECOND, sock_connect=CONNECT_SECONDS
+            total=ANSWER_SECONDS + size / BYTES_PER_SECOND,
+            sock_connect=CONNECT_SECONDS,
+            sock_read=None if "data" in more else PAUSE_SECONDS,
         )
         try:
             async with self._session.request(

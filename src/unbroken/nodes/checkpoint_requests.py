@@ -30,6 +30,8 @@ log = Log(__name__)
 META_HEADER = "Shard-Meta"
 CLIENT_SECONDS, CLIENT_BYTES_PER_SECOND = 60.0, 1 << 20
 """Slowest upload of a client, for which memory is reserved; 60 s is its own timeout."""
+SILENT_SECONDS = 60.0
+"""Longest pause between two pieces of an upload."""
 PIECE_BYTES = 1 << 20
 _LABELS = SERVICE.split(".")
 HOSTS = frozenset({"localhost", *(".".join(_LABELS[:count]) for count in (1, 2, 3, len(_LABELS)))})
@@ -84,10 +86,17 @@ async def fill(incoming: IncomingShard, request: web.Request) -> None:
     seconds = CLIENT_SECONDS + incoming.shard.size / CLIENT_BYTES_PER_SECOND
     try:
         async with asyncio.timeout(seconds):
-            async for data in request.content.iter_chunked(PIECE_BYTES):
+            while True:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    data = await request.content.read(PIECE_BYTES)
+                if not data:
+                    break
                 incoming.write(data)
     except TimeoutError:
-        text = f"{incoming.shard.size} bytes did not come in {seconds:.0f} s"
+        text = (
+            f"{incoming.shard.size} bytes did not come in {seconds:.0f} s, or none for "
+            f"{SILENT_SECONDS:.0f} s"
+        )
         raise web.HTTPRequestTimeout(text=text) from None
     if not incoming.is_whole:
         raise web.HTTPBadRequest(text="fewer bytes than announced")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from unbroken.core.checkpoint_memory import (
     whole_steps,
 )
 from unbroken.errors import WorldError
+from unbroken.foreign_numbers import INT64_MAX
 from unbroken.kube.clock import wall
 from unbroken.listener import Connections, Limits, bound
 from unbroken.log_lines import Log
@@ -132,13 +133,17 @@ async def _listening(app: web.Application, options: MemberOptions) -> AsyncItera
         await runner.cleanup()
 
 
+Held = dict[tuple[int, int], int]
+"""Stamps of the newest shards of a namespace, by rank and step."""
+
+
 @dataclass(slots=True)
 class _Flights:
     """Questions under way: those that ask the same share one answer."""
 
-    tasks: dict[str, asyncio.Task[list[int]]] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[Held]] = field(default_factory=dict)
 
-    async def join(self, name: str, ask: Callable[[], Awaitable[list[int]]]) -> list[int]:
+    async def join(self, name: str, ask: Callable[[], Awaitable[Held]]) -> Held:
         task = self.tasks.get(name)
         if task is None:
             task = self.tasks[name] = asyncio.ensure_future(ask())
@@ -154,7 +159,7 @@ class Member:
         self._memory = files.memory
         self._peers = peers
         self._options = options
-        self._latest_asked = _Flights()
+        self._held_asked = _Flights()
         self._is_incomplete = True
         """Some shard may lack a copy."""
         self._problem = ""
@@ -279,21 +284,23 @@ class Member:
         namespace = namespace_of(request)
         limit = number_of(request, "limit", LATEST, LATEST_MAX)
         await self._settings(namespace)
-        steps = await self._latest_asked.join(namespace, lambda: self._steps(namespace))
-        return web.json_response(steps[:limit])
+        held = await self._held_asked.join(namespace, lambda: self._held(namespace))
+        return web.json_response(whole_steps(held, limit))
 
-    async def _steps(self, namespace: str) -> list[int]:
-        held = {(one.key.rank, one.key.step) for one in self._memory.shards(namespace)}
+    async def _held(self, namespace: str) -> Held:
+        held = {(one.key.rank, one.key.step): one.stamp for one in self._memory.shards(namespace)}
         for contents in (await self._peers.contents(namespace)).values():
-            held |= {(one.rank, one.step) for one in contents.shards.get(namespace, ())}
-        return whole_steps(held, LATEST_MAX)
+            for one in contents.shards.get(namespace, ()):
+                place = (one.rank, one.step)
+                held[place] = max(one.stamp, held.get(place, 0))
+        return held
 
     async def _put(self, request: web.Request) -> web.Response:
         key, own_stamp = key_in(request), stamp_of(request)
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired(text="a shard needs its Content-Length")
-        shard = Shard(key, size, own_stamp or wall_stamp(), meta_of(request))
+        shard = Shard(key, size, wall_stamp() if own_stamp is None else own_stamp, meta_of(request))
         if own_stamp is not None:
             retained = number_of(request, "steps_retained", STEPS_RETAINED, STEPS_RETAINED_MAX)
             with unless_refused(self._files.receive(shard)) as incoming:
@@ -301,18 +308,31 @@ class Member:
                 self._files.keep(incoming, retained)
             return web.json_response({"status": "ok"})
         settings = await self._settings(key.namespace)
-        await self._reopen(shard, settings)
+        if key.rank >= settings.num_ranks - 1:
+            shard = await self._after_others(shard)
         with unless_refused(self._files.receive(shard)) as incoming:
             await fill(incoming, request)
             await self._store(incoming, settings.steps_retained)
         return web.json_response({"status": "ok"})
 
-    async def _reopen(self, shard: Shard, settings: NamespaceSettings) -> None:
-        """Delete the metadata of an earlier save of this step: it describes other shards."""
-        last = settings.num_ranks - 1
-        if shard.key.rank < last:
-            key = ShardKey(shard.key.namespace, last, shard.key.step)
-            await self._remove(key, before=shard.stamp)
+    async def _after_others(self, shard: Shard) -> Shard:
+        """Return the metadata of a save with a stamp above those of its ranks.
+
+        It is written once they are, but the clocks of the members that took them may be ahead.
+        """
+        held = await self._held(shard.key.namespace)
+        others = (stamp for (_, step), stamp in held.items() if step == shard.key.step)
+        stamp = max([shard.stamp, *(one + 1 for one in others)])
+        return replace(shard, stamp=min(stamp, INT64_MAX))
+
+    async def _is_stale(self, key: ShardKey) -> bool:
+        """True for the metadata of an earlier save of a step: it describes other shards."""
+        settings = self._memory.settings(key.namespace)
+        if settings is None or key.rank < settings.num_ranks - 1:
+            return False
+        held = await self._held_asked.join(key.namespace, lambda: self._held(key.namespace))
+        ranks = {rank: stamp for (rank, step), stamp in held.items() if step == key.step}
+        return max(ranks, default=0) == key.rank and ranks[key.rank] < max(ranks.values())
 
     async def _store(self, incoming: IncomingShard, retained: int) -> None:
         """Keep a shard that has come whole at the members that hold its rank."""
@@ -346,11 +366,16 @@ class Member:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         key = key_in(request)
+        is_asked_by_client = stamp_of(request) is None
+        if is_asked_by_client and await self._is_stale(key):
+            raise web.HTTPNotFound(
+                text=f"step {key.step} is being saved again; its metadata is of an earlier save"
+            )
         shard = self._files.find(key)
         if shard is not None:
             self._memory.settings(key.namespace, wall())
             return web.FileResponse(self._files.path(shard), headers={META_HEADER: shard.meta})
-        if stamp_of(request) is None:
+        if is_asked_by_client:
             for member in self._peers.order(key.namespace, key.rank)[:ASKED]:
                 answer = await self._pass_on(request, member, key)
                 if answer is not None:
@@ -482,7 +507,8 @@ class Member:
             for name, (ranks, steps, stamp) in contents.settings.items():
                 if is_namespace(name):
                     with self._noted():
-                        self._files.configure(name, NamespaceSettings(ranks, steps, stamp))
+                        given = NamespaceSettings(ranks, steps, stamp)
+                        self._files.configure(name, given, makes_room=False)
         shards = list(self._memory.shards())
         copies, surplus = repairs(self._peers.own, self._peers.members, shards, known)
         for shard, member in copies:
