@@ -60,14 +60,20 @@ def test_a_rank_is_killed_at_a_request(when: str, stride: int, victim: int) -> N
 
 @pytest.mark.parametrize("stride", [80, pytest.param(1, marks=each)])
 def test_a_late_request_of_an_older_attempt_changes_nothing(stride: int) -> None:
-    """A request is carried out after a newer attempt has saved: what that one saved is restored."""
+    """A request is carried out after a newer attempt has saved: what that one saved is restored.
+
+    Rank 0 may be held before it has begun its attempt. Then it is the newest, and continues.
+    """
     told = crashes("held", stride)
     for found in told:
         assert found["newer"] == "saved", found
-        assert found["by_newer"] == found["found"], found
-        assert found["found"][1] == found["found"][0] + NEW, found
-    assert told[0]["found"][0] == 2
-    assert told[-1]["found"][0] == 3
+        step, weights = found["by_newer"]
+        assert weights == step + NEW, found
+        has_continued = sorted(found["confirmed"]) == ["0", "1"] and step == 2
+        possible = [[step, weights], *([[step + 1, step + 1 + OLD]] if has_continued else [])]
+        assert found["found"] in possible, found
+    assert told[0]["by_newer"][0] == 2
+    assert told[-1]["by_newer"][0] == 3
 
 
 @pytest.mark.parametrize("stride", [150, pytest.param(2, marks=each)])
