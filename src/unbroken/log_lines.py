@@ -66,6 +66,7 @@ KEYS = {
     "object": "namespace/name of an object of any kind",
     "order": "order that a machine gave",
     "own_mib": "memory of one process, in MiB",
+    "param": "parameter of a run in an experiment tracker",
     "path": "HTTP path",
     "phase": "phase of an object",
     "pid": "process ID, or several",

@@ -102,7 +102,9 @@ class MlflowRun:
         try:
             self._log(params=[param])
         except Refused as error:
-            log.warning("parameter left out: MLflow refuses it", name=param.key, error=shown(error))
+            log.warning(
+                "parameter left out: MLflow refuses it", param=param.key, error=shown(error)
+            )
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write metrics, with the time of their entry."""
