@@ -69,6 +69,10 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+OVER = "document.documentElement.scrollWidth - innerWidth"
+"""Pixels by which the page is wider than the window."""
+
+
 class Visitor:
     """A person with a browser, who notes what is wrong with each page."""
 
@@ -100,9 +104,8 @@ class Visitor:
             for width in (1280, 400):
                 self.page.set_viewport_size({"width": width, "height": 900})
                 where = f"{name}-{theme}-{width}"
-                over = "document.documentElement.scrollWidth - innerWidth"
-                # A chart takes the new width in the next frame. TimeoutError: the page is wider.
-                self.page.wait_for_function(f"{over} <= 0")
+                # A chart takes the new width in one of the next frames.
+                wait_until(lambda: self.page.evaluate(OVER) <= 0)
                 self.page.evaluate(AXE.read_text())
                 found = self.page.evaluate("axe.run(document)")["violations"]
                 assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], where
