@@ -18,7 +18,7 @@ import pytest
 
 from unbroken.errors import SpecError
 from unbroken.worker.restart import restartable
-from unbroken.worker.tracking.entries import Entry, Refused, Tracker
+from unbroken.worker.tracking.entries import Entry, Refused, RunPlan, Tracker
 from unbroken.worker.tracking.history import story
 from unbroken.worker.tracking.mlflow import KEY, MlflowRun
 from unbroken.worker.tracking.run import ENTRIES_MAX, Run, Writer, track
@@ -317,7 +317,7 @@ class Mlflow:
 
 def mlflow_run(library: Mlflow, key: str, **params: object) -> MlflowRun:
     tags = {KEY: key} if key else {}
-    return MlflowRun(library, key, "llama", "", params, tags)  # type: ignore[arg-type]
+    return MlflowRun(RunPlan(library, key, "llama", "", params, tags))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["uid", ""])

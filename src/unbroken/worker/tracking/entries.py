@@ -35,20 +35,26 @@ class Entry:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class RunPlan:
+    """The run that a script asks for."""
+
+    library: ModuleType
+    key: str
+    """Identity of the run, the same in all attempts; empty: each process has a run of its own."""
+    project: str
+    """Experiment or project; empty: the one that the tracker is configured with."""
+    name: str
+    params: Mapping[str, Any]
+    tags: Mapping[str, str]
+
+
 class Tracker(Protocol):
     """One run in a tracker. All but `activate` and `deactivate` are called by the writing thread,
     and raise what the tracker raises: it is tried again, unless it is Refused."""
 
-    def __init__(
-        self,
-        library: ModuleType,
-        key: str,
-        project: str,
-        name: str,
-        params: Mapping[str, Any],
-        tags: Mapping[str, str],
-    ) -> None:
-        """Take the values; `key` is the run's identity, empty: the run is a new one."""
+    def __init__(self, plan: RunPlan) -> None:
+        """Keep the plan."""
 
     def open(self) -> str:
         """Find the run, or begin it, with its parameters; return its ID."""

@@ -7,12 +7,11 @@ newer in time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from unbroken.log_lines import Log
 
-from .entries import PREFIX, Entry, Refused, shown
+from .entries import PREFIX, Entry, Refused, RunPlan, shown
 
 KEY = f"{PREFIX}key"
 METRICS_MAX = 1000
@@ -28,17 +27,8 @@ log = Log(__name__, "unbroken.worker: ")
 class MlflowRun:
     """One run, by the client's functions that name the run: they need no active run."""
 
-    def __init__(
-        self,
-        library: ModuleType,
-        key: str,
-        project: str,
-        name: str,
-        params: Mapping[str, Any],
-        tags: Mapping[str, str],
-    ) -> None:
-        self._library, self._key, self._project = library, key, project
-        self._name, self._params, self._tags = name, dict(params), dict(tags)
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan, self._library = plan, plan.library
         self._client: Any = None
         self._made: Any = None
         """The run that this object has created; None: none yet."""
@@ -51,7 +41,9 @@ class MlflowRun:
         experiment = self._experiment()
         found = self._found(experiment)
         if found is None:
-            self._made = client.create_run(experiment, run_name=self._name or None, tags=self._tags)
+            self._made = client.create_run(
+                experiment, run_name=self._plan.name or None, tags=self._plan.tags
+            )
             # A request whose answer was lost has made a run as well: all use the oldest.
             found = self._found(experiment) or self._made
         self._id = str(found.info.run_id)
@@ -60,34 +52,36 @@ class MlflowRun:
         return self._id
 
     def _found(self, experiment: str) -> Any:
-        if not self._key:
+        if not self._plan.key:
             return self._made
         runs = self._client.search_runs(
             [experiment],
-            filter_string=f"tags.`{KEY}` = '{self._key}'",
+            filter_string=f"tags.`{KEY}` = '{self._plan.key}'",
             max_results=1,
             order_by=["attributes.start_time ASC"],
         )
         return runs[0] if runs else None
 
     def _experiment(self) -> str:
-        if not self._project:
+        if not self._plan.project:
             # The experiment of mlflow.set_experiment, or of the environment.
             return str(self._library.tracking.fluent._get_experiment_id())
-        found = self._client.get_experiment_by_name(self._project)
+        found = self._client.get_experiment_by_name(self._plan.project)
         if found is None:
             try:
-                return str(self._client.create_experiment(self._project))
+                return str(self._client.create_experiment(self._plan.project))
             except self._library.MlflowException:
                 # Another program may have created it.
-                found = self._client.get_experiment_by_name(self._project)
+                found = self._client.get_experiment_by_name(self._plan.project)
                 if found is None:
                     raise
         return str(found.experiment_id)
 
     def _write_params(self, written: Mapping[str, str]) -> None:
         made = self._library.entities.Param
-        texts = {str(name): str(value)[:TEXT_CHARACTERS] for name, value in self._params.items()}
+        texts = {
+            str(name): str(value)[:TEXT_CHARACTERS] for name, value in self._plan.params.items()
+        }
         params = [made(name, text) for name, text in texts.items() if name not in written]
         for begin in range(0, len(params), PARAMS_MAX):
             part = params[begin : begin + PARAMS_MAX]

@@ -38,7 +38,7 @@ from unbroken.worker import context
 from unbroken.worker.channel import attempt_now, connect, whole
 from unbroken.worker.restart.restartable import ends_attempt_alone
 
-from .entries import PREFIX, Entry, Refused, Tracker, shown
+from .entries import PREFIX, Entry, Refused, RunPlan, Tracker, shown
 from .history import Story, is_behind, story
 from .mlflow import MlflowRun
 from .wandb import WandbRun
@@ -91,7 +91,7 @@ def _tracker(
     job = job_of(os.environ) if here.is_managed else ""
     key = re.sub(r"[^\w.-]", "-", f"{job}-{name}" if job and name else job)
     tags = {f"{PREFIX}job": here.job, f"{PREFIX}key": key} if job else {}
-    return TRACKERS[kind](library, key, project, name or here.job, params, tags)
+    return TRACKERS[kind](RunPlan(library, key, project, name or here.job, dict(params), tags))
 
 
 class Run:
@@ -109,7 +109,7 @@ class Run:
     @whole
     def _begin(self) -> Writer | None:
         """Return the writer, which is made once this process is rank 0."""
-        if self._writer is None and self._make is not None and self._tried != attempt_now():
+        if self._make is not None and self._tried != attempt_now():
             self._tried, self._tracker = attempt_now(), self._make()
             if self._tracker is not None:
                 self._writer = Writer(self._tracker)
@@ -128,7 +128,7 @@ class Run:
         A value that is no number is left out, with one warning. A step that is repeated after a
         restart is written again.
         """
-        writer = self._begin()
+        writer = self._writer or self._begin()
         if writer is not None:
             writer.add(step, metrics)
 
@@ -139,7 +139,7 @@ class Run:
         False: the tracker has not answered, or this rank has no run. Those functions wait for the
         tracker as they do without unbroken.
         """
-        writer = self._begin()
+        writer = self._writer or self._begin()
         if writer is None or self._tracker is None or not writer.wait(seconds):
             return False
         self._tracker.activate()

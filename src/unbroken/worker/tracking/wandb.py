@@ -8,10 +8,9 @@ written again has two points.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
-from .entries import Entry
+from .entries import Entry, RunPlan
 
 STEP = "step"
 
@@ -19,28 +18,22 @@ STEP = "step"
 class WandbRun:
     """One run, by the object that `wandb.init` returns."""
 
-    def __init__(
-        self,
-        library: ModuleType,
-        key: str,
-        project: str,
-        name: str,
-        params: Mapping[str, Any],
-        tags: Mapping[str, str],
-    ) -> None:
-        self._library, self._key, self._project = library, key, project
-        self._name, self._params, self._tags = name, dict(params), dict(tags)
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan, self._library = plan, plan.library
         self._run: Any = None
 
     def open(self) -> str:
         """Begin the run, or resume it."""
-        mine = {"id": self._key, "resume": "allow"} if self._key else {}
+        mine = {"id": self._plan.key, "resume": "allow"} if self._plan.key else {}
         if self._run is None:
             self._run = self._library.init(
-                project=self._project or None, name=self._name or None, config=self._params, **mine
+                project=self._plan.project or None,
+                name=self._plan.name or None,
+                config=dict(self._plan.params),
+                **mine,
             )
         self._run.define_metric("*", step_metric=STEP)
-        self._run.config.update(self._tags, allow_val_change=True)
+        self._run.config.update(dict(self._plan.tags), allow_val_change=True)
         return str(self._run.id)
 
     def write(self, entries: Sequence[Entry]) -> None:
