@@ -333,6 +333,18 @@ async def test_metadata_that_a_member_gives_back_makes_no_step_whole(tmp_path: P
         assert await made.get(port, 2, 7) is None
 
 
+async def test_a_namespace_of_metadata_alone_has_no_step_at_first(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made:
+        (port,) = made.ports
+        path = "/v1/cp/namespaces/alone?num_ranks=1"
+        assert (await made.ask(port, "POST", path))[0] == 200
+        path = "/v1/cp/checkpoints/alone/0/7"
+        status, body, _ = await made.ask(port, "GET", path)
+        assert (status, b"has no step 7 of rank 0" in body) == (404, True)
+        assert (await made.ask(port, "POST", path, data=b"x"))[0] == 200
+        assert (await made.ask(port, "GET", path))[1] == b"x"
+
+
 async def test_metadata_is_newer_than_shards_of_a_clock_that_is_ahead(tmp_path: Path) -> None:
     async with members(tmp_path, 1) as made:
         (port,) = made.ports

@@ -170,15 +170,26 @@ def whole_steps(held: Mapping[tuple[int, int], int], limit: int) -> list[int]:
     is a shard that was lost or is not written yet. Metadata that is older than another rank
     describes an earlier save. The client itself notices metadata that is missing.
     """
-    ranks: dict[int, dict[int, int]] = {}
+    steps: dict[int, dict[int, int]] = {}
     for (rank, step), stamp in held.items():
-        ranks.setdefault(step, {})[rank] = stamp
+        steps.setdefault(step, {})[rank] = stamp
     whole = (
         step
-        for step, found in ranks.items()
-        if len(found) == max(found) + 1 and found[max(found)] == max(found.values())
+        for step, stamps in steps.items()
+        if len(stamps) == max(stamps) + 1 and _has_newest_metadata(stamps)
     )
     return sorted(whole, reverse=True)[:limit]
+
+
+def is_stale_metadata(key: ShardKey, held: Mapping[tuple[int, int], int]) -> bool:
+    """True for the metadata of an earlier save of a step, from the stamps of all members."""
+    stamps = {rank: stamp for (rank, step), stamp in held.items() if step == key.step}
+    return max(stamps, default=None) == key.rank and not _has_newest_metadata(stamps)
+
+
+def _has_newest_metadata(stamps: Mapping[int, int]) -> bool:
+    """True if the highest rank of a step, its metadata, is as new as each other rank."""
+    return stamps[max(stamps)] == max(stamps.values())
 
 
 @dataclass(slots=True)

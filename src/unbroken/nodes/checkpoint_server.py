@@ -34,6 +34,7 @@ from unbroken.core.checkpoint_memory import (
     Shard,
     ShardKey,
     is_namespace,
+    is_stale_metadata,
     repairs,
     whole_steps,
 )
@@ -326,13 +327,15 @@ class Member:
         return replace(shard, stamp=min(stamp, INT64_MAX))
 
     async def _is_stale(self, key: ShardKey) -> bool:
-        """True for the metadata of an earlier save of a step: it describes other shards."""
+        """True for the metadata of an earlier save of a step: it describes other shards.
+
+        The other members are asked only about a rank that may be the metadata.
+        """
         settings = self._memory.settings(key.namespace)
         if settings is None or key.rank < settings.num_ranks - 1:
             return False
         held = await self._held_asked.join(key.namespace, lambda: self._held(key.namespace))
-        ranks = {rank: stamp for (rank, step), stamp in held.items() if step == key.step}
-        return max(ranks, default=0) == key.rank and ranks[key.rank] < max(ranks.values())
+        return is_stale_metadata(key, held)
 
     async def _store(self, incoming: IncomingShard, retained: int) -> None:
         """Keep a shard that has come whole at the members that hold its rank."""
