@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,8 @@ class Member:
                 "num_ranks": str(settings.num_ranks),
                 "steps_retained": str(settings.steps_retained),
             }
-            await self._everywhere("POST", path, settings.stamp, params=query)
+            members = self._peers.members
+            await self._statuses(members, "POST", path, settings.stamp, params=query)
         return web.json_response({"status": "created"})
 
     async def _is_known(self, namespace: str) -> bool:
@@ -256,7 +257,7 @@ class Member:
         is_known = self._files.forget(namespace) or is_known
         if own_stamp is None:
             path = _NAMESPACE_PATH.format(namespace=namespace)
-            found = await self._everywhere("DELETE", path, wall_stamp())
+            found = await self._statuses(self._peers.members, "DELETE", path, wall_stamp())
             is_known = is_known or 200 in found.values()
             silent = sorted(member for member, status in found.items() if status == 0)
             if silent:
@@ -268,9 +269,11 @@ class Member:
             raise web.HTTPNotFound(text=f"namespace {namespace!r} is unknown")
         return web.json_response({"status": "deleted"})
 
-    async def _everywhere(self, method: str, path: str, stamp: int, **more: Any) -> dict[str, int]:
-        """Ask all other members; returns the status of each."""
-        others = sorted(self._peers.members - {self._peers.own})
+    async def _statuses(
+        self, members: Iterable[str], method: str, path: str, stamp: int, **more: Any
+    ) -> dict[str, int]:
+        """Ask members other than this one; returns the status of each answer."""
+        others = [member for member in members if member != self._peers.own]
         asked = (self._peers.status(member, method, path, stamp, **more) for member in others)
         return dict(zip(others, await asyncio.gather(*asked), strict=True))
 
@@ -418,29 +421,16 @@ class Member:
 
     async def _delete(self, request: web.Request) -> web.Response:
         key, own_stamp = key_in(request), stamp_of(request)
-        if own_stamp is not None:
-            # 0: whatever its stamp.
-            is_removed = self._files.remove(key, own_stamp or None)
-        else:
-            is_removed = await self._remove(key)
+        is_removed = self._files.remove(key)
+        if own_stamp is None:
+            members = self._peers.order(key.namespace, key.rank)[:ASKED]
+            found = await self._statuses(members, "DELETE", _path_of(key), 0)
+            is_removed = is_removed or 200 in found.values()
         if not is_removed:
             raise web.HTTPNotFound(
                 text=f"namespace {key.namespace!r} has no step {key.step} of rank {key.rank}"
             )
         return web.json_response({"status": "deleted"})
-
-    async def _remove(self, key: ShardKey, before: int | None = None) -> bool:
-        """Delete a shard wherever it is."""
-        is_removed = self._files.remove(key, before)
-        members = self._peers.order(key.namespace, key.rank)[:ASKED]
-        found = await asyncio.gather(
-            *(
-                self._peers.status(member, "DELETE", _path_of(key), before or 0)
-                for member in members
-                if member != self._peers.own
-            )
-        )
-        return is_removed or 200 in found
 
     # --- members
 
@@ -468,7 +458,7 @@ class Member:
     async def run(self) -> None:
         """Follow who the members are, and copy what one of them lacks."""
         await self._look()
-        await self._everywhere("POST", JOINED_PATH, 0)
+        await self._statuses(self._peers.members, "POST", JOINED_PATH, 0)
         while True:
             if self._is_incomplete:
                 await self._repair()
