@@ -27,6 +27,16 @@ def start_logging() -> None:
     logging.basicConfig(level=logging.INFO, format=LINE_FORM)
 
 
+async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends, or SIGTERM or SIGINT cancels it."""
+    running = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramTarget:
     """The cluster of a program, which may run in one of its pods."""
@@ -48,12 +58,7 @@ class ProgramTarget:
 
         async def run() -> None:
             async with connect(file, context=context, manager=manager) as client:
-                running = asyncio.ensure_future(work(client))
-                loop = asyncio.get_running_loop()
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    loop.add_signal_handler(number, running.cancel)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await running
+                await until_stopped(work(client))
 
         asyncio.run(run())
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from unbroken.cli.programs import start_logging
+from unbroken.cli.programs import start_logging, until_stopped
 from unbroken.core.checkpoint_memory import SERVICE
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import PORT_MAX, whole_number
-
-if TYPE_CHECKING:
-    from unbroken.nodes.checkpoint_server import MemberOptions
 
 
 def command(
@@ -64,22 +59,12 @@ def command(
     Example: `unbroken checkpoint-memory --folder /dev/shm/checkpoints --host 10.0.0.7 --memory 20%`
     """
     from unbroken.nodes.checkpoint_peers import in_folder, in_service
-    from unbroken.nodes.checkpoint_server import MemberOptions
+    from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
 
     find = in_folder(members) if members is not None else in_service(service, port)
     options = MemberOptions(folder, host, memory_bytes(memory), find, port, service=service)
     start_logging()
-    asyncio.run(_serve(options))
-
-
-async def _serve(options: MemberOptions) -> None:
-    from unbroken.nodes.checkpoint_server import serve_member
-
-    running = asyncio.ensure_future(serve_member(options))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    asyncio.run(until_stopped(serve_member(options)))
 
 
 def memory_bytes(text: str) -> int:
