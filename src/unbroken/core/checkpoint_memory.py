@@ -26,6 +26,8 @@ from unbroken.foreign_numbers import INT64_MAX, whole_number
 
 SERVICE = "ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local"
 """Name that AWS's client asks by default, as documented."""
+PORT = 9200
+"""Port of each member, as documented."""
 COPIES = 2
 """Members that hold each shard."""
 RANKS_MAX = 100_000

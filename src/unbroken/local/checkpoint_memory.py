@@ -17,10 +17,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from unbroken.core.checkpoint_memory import PORT
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.quantity import parse_quantity
-from unbroken.nodes.checkpoint_server import PORT
 
 from .machines.node import Companion
 from .networks import node_address

@@ -26,6 +26,7 @@ from unbroken.agent_http.sessions import plain_session
 from unbroken.core.checkpoint_memory import (
     CONFIG_RANK,
     COPIES,
+    PORT,
     RANKS_MAX,
     SERVICE,
     STEPS_RETAINED,
@@ -70,8 +71,6 @@ from .checkpoint_requests import (
 
 log = Log(__name__)
 
-PORT = 9200
-"""Port of the memory tier, as documented."""
 LIMITS = Limits(1024)
 """Connections: the ranks that save at once, and the other members."""
 LATEST, LATEST_MAX = 5, 1000

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from unbroken.cli.programs import start_logging, until_stopped
-from unbroken.core.checkpoint_memory import SERVICE
+from unbroken.core.checkpoint_memory import PORT, SERVICE
 from unbroken.errors import SpecError
 from unbroken.foreign_numbers import PORT_MAX, whole_number
 
@@ -50,7 +50,7 @@ def command(
             help="Folder with a file for each server, named HOST:PORT, in place of --service.",
         ),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=PORT_MAX, help="Port.")] = 9200,
+    port: Annotated[int, typer.Option("--port", min=1, max=PORT_MAX, help="Port.")] = PORT,
 ) -> None:
     """Serve the memory tier of tiered checkpointing: checkpoints in the memory of two nodes.
 
