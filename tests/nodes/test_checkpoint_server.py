@@ -360,7 +360,7 @@ async def test_metadata_is_newer_than_shards_of_a_clock_that_is_ahead(tmp_path: 
 async def test_an_upload_that_stalls_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_requests, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(checkpoint_requests, "PAUSE_SECONDS", 0.05)
     async with members(tmp_path, 1) as made:
         (port,) = made.ports
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -30,7 +30,7 @@ ANSWER_SECONDS = 10.0
 BYTES_PER_SECOND = 16 << 20
 """Slowest transfer of a shard between members."""
 PAUSE_SECONDS = 60.0
-"""Longest pause between two pieces of a member's answer."""
+"""Longest pause between two pieces of a shard."""
 SILENT_SECONDS = 5.0
 """Seconds for which a member that did not answer is not asked again."""
 CONCURRENT = 32

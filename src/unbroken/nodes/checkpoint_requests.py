@@ -23,15 +23,13 @@ from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
 from .checkpoint_files import IncomingShard
-from .checkpoint_peers import STAMP_HEADER
+from .checkpoint_peers import PAUSE_SECONDS, STAMP_HEADER
 
 log = Log(__name__)
 
 META_HEADER = "Shard-Meta"
 CLIENT_SECONDS, CLIENT_BYTES_PER_SECOND = 60.0, 1 << 20
 """Slowest upload of a client, for which memory is reserved; 60 s is its own timeout."""
-SILENT_SECONDS = 60.0
-"""Longest pause between two pieces of an upload."""
 PIECE_BYTES = 1 << 20
 _LABELS = SERVICE.split(".")
 HOSTS = frozenset({"localhost", *(".".join(_LABELS[:count]) for count in (1, 2, 3, len(_LABELS)))})
@@ -87,7 +85,7 @@ async def fill(incoming: IncomingShard, request: web.Request) -> None:
     try:
         async with asyncio.timeout(seconds):
             while True:
-                async with asyncio.timeout(SILENT_SECONDS):
+                async with asyncio.timeout(PAUSE_SECONDS):
                     data = await request.content.read(PIECE_BYTES)
                 if not data:
                     break
@@ -95,7 +93,7 @@ async def fill(incoming: IncomingShard, request: web.Request) -> None:
     except TimeoutError:
         text = (
             f"{incoming.shard.size} bytes did not come in {seconds:.0f} s, or none for "
-            f"{SILENT_SECONDS:.0f} s"
+            f"{PAUSE_SECONDS:.0f} s"
         )
         raise web.HTTPRequestTimeout(text=text) from None
     if not incoming.is_whole:
