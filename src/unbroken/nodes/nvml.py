@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -107,12 +107,13 @@ def _links(handle: Any) -> tuple[int, ...] | None:
     return tuple(up) if is_known else None
 
 
-def _link_errors(handle: Any, links: tuple[int, ...] | None, counters: Iterable[int]) -> int | None:
-    wanted = list(counters)
+def _link_errors(
+    handle: Any, links: tuple[int, ...] | None, counters: Collection[int]
+) -> int | None:
     counts = [
         _asked(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
         for link in links or ()
-        for counter in wanted
+        for counter in counters
     ]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
@@ -165,8 +166,9 @@ def _fields(handle: Any) -> Iterator[tuple[str, float]]:
     heat = _field(handle, nvml.NVML_FI_DEV_MEMORY_TEMP)
     if heat is not None:
         yield "DCGM_FI_DEV_MEMORY_TEMP", heat
+    links = _links(handle)
     for name, counter in _LINK_ERRORS.items():
-        count = _link_errors(handle, _links(handle), (counter,))
+        count = _link_errors(handle, links, (counter,))
         if count is not None:
             yield f"DCGM_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL", count
 
