@@ -58,12 +58,14 @@ class NodeMetricsFlags:
         """The place where metrics are served; None if they are not."""
         from unbroken.nodes.metrics import MetricsPlace
 
+        if not self.metrics_port:
+            return None
         wanted = self.metrics or list(Metrics)
-        shown = (one in wanted for one in Metrics)
-        return (
-            MetricsPlace(self.metrics_host, self.metrics_port, *shown)
-            if self.metrics_port
-            else None
+        return MetricsPlace(
+            self.metrics_host,
+            self.metrics_port,
+            has_host=Metrics.HOST in wanted,
+            has_gpus=Metrics.GPUS in wanted,
         )
 
 
