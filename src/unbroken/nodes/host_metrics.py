@@ -83,7 +83,8 @@ STAT = {
     "procs_running": "node_procs_running",
     "procs_blocked": "node_procs_blocked",
 }
-VMSTAT = re.compile(r"(oom_kill|pgpgin|pgpgout|pswpin|pswpout|pgfault|pgmajfault) (\d{1,19})")
+VMSTAT = ("oom_kill", "pgfault", "pgmajfault", "pgpgin", "pgpgout", "pswpin", "pswpout")
+"""Fields of /proc/vmstat."""
 PRESSURE = {
     ("cpu", "some"): ("cpu_waiting", "for a processor"),
     ("io", "some"): ("io_waiting", "for reads and writes"),
@@ -194,7 +195,7 @@ def _families() -> Iterator[tuple[str, Family]]:
         yield f"node_network_receive_{column}_total", Family(f"Received: {column}.", ("device",))
     for column in SENT:
         yield f"node_network_transmit_{column}_total", Family(f"Sent: {column}.", ("device",))
-    for name in ("oom_kill", "pgfault", "pgmajfault", "pgpgin", "pgpgout", "pswpin", "pswpout"):
+    for name in VMSTAT:
         yield f"node_vmstat_{name}", Family(f"Field {name} of /proc/vmstat.", kind=UNTYPED)
     for name, what in PRESSURE.values():
         text = f"Seconds in which threads waited {what}."
@@ -334,10 +335,10 @@ def _load(root: Path) -> Iterator[Value]:
 
 def _vmstat(root: Path) -> Iterator[Value]:
     for line in read(root / "proc/vmstat").splitlines():
-        match = VMSTAT.fullmatch(line)
-        value = None if match is None else whole_number(match[2])
-        if match is not None and value is not None:
-            yield f"node_vmstat_{match[1]}", (), value
+        name, _, number = line.partition(" ")
+        value = whole_number(number) if name in VMSTAT else None
+        if value is not None:
+            yield f"node_vmstat_{name}", (), value
 
 
 def _pressure(root: Path) -> Iterator[Value]:
