@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.nodes.test_gpu_metrics import value
 from tests.nodes.test_nodes_host import made
 from unbroken.nodes.hanging import CALL_SECONDS, HangingCalls
 from unbroken.nodes.host_metrics import DEVICES_MAX, FAMILIES, HostMetrics
@@ -84,7 +85,7 @@ def test_each_file_has_the_names_and_units_of_node_exporter(tmp_path: Path) -> N
     device.mkdir()
     (device / "driver").symlink_to("../../../bus/pci/drivers/efa")
     found = samples(root)
-    for series, value in {
+    for name, expected in {
         'node_cpu_seconds_total{cpu="0",mode="idle"}': 4000 / os.sysconf("SC_CLK_TCK"),
         'node_cpu_guest_seconds_total{cpu="0",mode="nice"}': 10 / os.sysconf("SC_CLK_TCK"),
         "node_intr_total": 77,
@@ -107,7 +108,7 @@ def test_each_file_has_the_names_and_units_of_node_exporter(tmp_path: Path) -> N
         'node_infiniband_port_data_received_bytes_total{device="mlx5_0",port="1"}': 40,
         'node_amazonefa_rdma_read_bytes{device="rdmap0s6",port="1"}': 12,
     }.items():
-        assert found[series] == value, series
+        assert found[name] == expected, name
     text = " ".join(found)
     for absent in ("veth", "nvme0n1p1", "loop0", "sda", "load15", "Odd", "procs_blocked", "eth1"):
         assert absent not in text
@@ -169,14 +170,7 @@ MOUNTS = """\
 
 def read(registry: CollectorRegistry, name: str, mount: str) -> float | None:
     """Return the value of a file system; None: it has none."""
-    labels = {"mountpoint": mount}
-    found = [
-        sample.value
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == f"node_filesystem_{name}" and labels.items() <= sample.labels.items()
-    ]
-    return found[0] if found else None
+    return value(registry, f"node_filesystem_{name}", mountpoint=mount)
 
 
 def test_a_file_system_that_hangs_costs_its_own_values_only(
