@@ -16,8 +16,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from unbroken.core.nodes.signals import GpuSample, GpuValues
+from unbroken.errors import PeerError, WorldError
 from unbroken.nodes.gpu_metrics import FIELDS, LABELS, XIDS_MAX, GpuMetrics, Owner
-from unbroken.nodes.pod_resources import SOCKET, NoAnswerError, gpu_owners
+from unbroken.nodes.pod_resources import SOCKET, gpu_owners
 
 PCI = "00000000:3B:00.0"
 GPU = GpuValues(0, PCI, "GPU-a", "NVIDIA H100", {"DCGM_FI_DEV_GPU_UTIL": 93.0, "OTHER": 1.0})
@@ -187,16 +188,16 @@ async def test_a_node_without_a_kubelet_has_no_owners(root: Path) -> None:
 )
 async def test_an_answer_that_cannot_be_read_says_so(root: Path, message: bytes) -> None:
     async with kubelet(root, message):
-        with pytest.raises(NoAnswerError, match=r"kubelet\.sock: the answer cannot be read"):
+        with pytest.raises(PeerError, match=r"kubelet\.sock: the answer cannot be read"):
             await gpu_owners(root)
 
 
 async def test_an_error_of_the_kubelet_or_a_dead_socket_says_so(root: Path) -> None:
     async with kubelet(root, b"", status="12"):
-        with pytest.raises(NoAnswerError, match="gRPC status 12"):
+        with pytest.raises(PeerError, match="gRPC status 12"):
             await gpu_owners(root)
     (root / SOCKET).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(root / SOCKET))
-    with pytest.raises(NoAnswerError, match=r"kubelet\.sock"):
+    with pytest.raises(WorldError, match=r"kubelet\.sock"):
         await gpu_owners(root)

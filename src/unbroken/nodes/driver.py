@@ -45,7 +45,7 @@ from unbroken.core.nodes.health_object import NODE_ACTIONS, OwnNode, node_state
 from unbroken.core.nodes.kernel_log import KERNEL, KernelLine, read_xid
 from unbroken.core.nodes.signals import GpuSample, SignTable
 from unbroken.core.tick import Tick
-from unbroken.errors import UnbrokenError, WorldError
+from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import whole_number
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import MERGE, STRATEGIC, KubeClient
@@ -64,7 +64,7 @@ from .gpu_metrics import GpuMetrics, Owner
 from .gpus import GpuEyes
 from .kernel_reader import FileReader, KmsgReader
 from .metrics import MetricsPlace, serving_node
-from .pod_resources import NoAnswerError, gpu_owners
+from .pod_resources import gpu_owners
 from .tables import read_table
 
 STREAM = "SagemakerHealthMonitoringAgent"
@@ -295,7 +295,7 @@ class NodeDaemon:
         problem, owners = "", dict[str, Owner]()
         try:
             owners = await gpu_owners(self._options.root)
-        except NoAnswerError as error:
+        except (PeerError, WorldError) as error:
             problem = str(error)
         if problem != self._owners_problem:
             self._owners_problem = problem

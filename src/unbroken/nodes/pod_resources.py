@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx2
 
+from unbroken.errors import PeerError, WorldError
+
 from .gpu_metrics import Owner
 
 SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
@@ -29,14 +31,11 @@ FIXED = {1: 8, 5: 4}
 """Wire types of numbers with a fixed length, in bytes."""
 
 
-class NoAnswerError(Exception):
-    """The kubelet cannot be asked, or its answer cannot be read."""
-
-
 async def gpu_owners(root: Path) -> dict[str, Owner]:
     """Return the owner of each GPU that one container has alone, by UUID.
 
-    NoAnswerError; a node without a kubelet's socket has no owners.
+    A node without a kubelet's socket has no owners. Raises WorldError if the kubelet does not
+    answer, and PeerError if its answer cannot be read.
     """
     socket = root / SOCKET
     if not socket.exists():
@@ -44,9 +43,9 @@ async def gpu_owners(root: Path) -> dict[str, Owner]:
     try:
         return owners(await _ask(socket))
     except (httpx2.HTTPError, OSError) as error:
-        raise NoAnswerError(f"{socket}: {str(error) or type(error).__name__}") from error
+        raise WorldError(f"{socket}: {str(error) or type(error).__name__}") from error
     except (IndexError, ValueError) as error:
-        raise NoAnswerError(f"{socket}: the answer cannot be read: {error}") from error
+        raise PeerError(f"{socket}: the answer cannot be read: {error}") from error
 
 
 async def _ask(socket: Path) -> bytes:
