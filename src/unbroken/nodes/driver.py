@@ -285,7 +285,7 @@ class NodeDaemon:
             self._note(gpus)
             await self._inbox.put(GpusSampled(gpus, began_at))
             if self._metrics is not None:
-                owners = await self._gpu_owners()
+                owners = await self._gpu_owners() if gpus.shown else {}
                 self._metrics.sampled(self._options.node, gpus, owners)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.sample_seconds):
