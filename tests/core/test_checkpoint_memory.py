@@ -203,8 +203,8 @@ def test_the_namespace_that_was_idle_for_longest_makes_room_with_its_shards() ->
     for number in range(NAMESPACES_MAX):
         assert one.configure(f"job-{number}", SETTINGS, 10.0) is None
         assert put(one, shard(0, 1, size=1, namespace=f"job-{number}"), now=10.0) is None
-    one.settings("job-0", 9.0)
-    one.settings("job-1", 5.0)
+    one.use("job-0", 9.0)
+    one.use("job-1", 5.0)
     late = 9.5 + IDLE_SECONDS
     assert one.yielding("job-7", late) is None
     assert one.yielding("one-more", late) == "job-1"

@@ -222,16 +222,12 @@ class CheckpointMemory:
         """Bytes of all shards."""
         self._namespaces: dict[str, _Namespace] = {}
 
-    # --- what there is
+    # --- contents
 
-    def settings(self, namespace: str, now: float | None = None) -> NamespaceSettings | None:
-        """Return the settings of a namespace; None: unknown here.  `now`: a client asks."""
+    def settings(self, namespace: str) -> NamespaceSettings | None:
+        """Return the settings of a namespace; None: unknown here."""
         found = self._namespaces.get(namespace)
-        if found is None:
-            return None
-        if now is not None:
-            found.used_at = now
-        return found.settings
+        return None if found is None else found.settings
 
     def all_settings(self) -> dict[str, NamespaceSettings]:
         """Return the settings of all namespaces."""
@@ -256,7 +252,13 @@ class CheckpointMemory:
         """Return the bytes that are taken, those of shards under way included."""
         return sum(one.bytes() for one in self._namespaces.values())
 
-    # --- what changes
+    # --- changes
+
+    def use(self, namespace: str, now: float) -> None:
+        """Note that a client has asked for a namespace, if it is here."""
+        found = self._namespaces.get(namespace)
+        if found is not None:
+            found.used_at = now
 
     def configure(
         self, namespace: str, settings: NamespaceSettings, now: float

@@ -197,7 +197,8 @@ class Member:
 
     async def _settings(self, namespace: str, *, is_own: bool = False) -> NamespaceSettings:
         """Return the settings of a namespace. Raises HTTPNotFound."""
-        settings = self._memory.settings(namespace, wall())
+        self._memory.use(namespace, wall())
+        settings = self._memory.settings(namespace)
         if settings is not None:
             return settings
         if not is_own:
@@ -378,7 +379,7 @@ class Member:
             )
         shard = self._files.find(key)
         if shard is not None:
-            self._memory.settings(key.namespace, wall())
+            self._memory.use(key.namespace, wall())
             return web.FileResponse(self._files.path(shard), headers={META_HEADER: shard.meta})
         if is_asked_by_client:
             for member in self._peers.order(key.namespace, key.rank)[:ASKED]:
