@@ -256,8 +256,12 @@ class HostMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return what `refresh` has read."""
-        memory = {name: Family(_memory_text(name), kind=GAUGE) for name in self._values}
-        for name, family in (memory | dict(FAMILIES)).items():
+        memory = {
+            name: Family(_memory_text(name), kind=GAUGE)
+            for name in self._values
+            if name not in FAMILIES
+        }
+        for name, family in {**FAMILIES, **memory}.items():
             made = _family(name, family)
             for labels, value in self._values.get(name, ()):
                 shown = dict(zip(family.labels, labels, strict=True))
