@@ -28,7 +28,7 @@ RANKS = 2
 
 
 class Training:
-    """A training that runs, and what its ranks have noted."""
+    """A training that runs, and the notes of its ranks."""
 
     def __init__(self, cluster: Cluster, folder: Path, packages: Path) -> None:
         self.cluster = cluster
@@ -52,7 +52,7 @@ class Training:
             )
 
     def notes(self, rank: int) -> list[dict[str, Any]]:
-        """Return what a rank has noted."""
+        """Return the notes of a rank."""
         path = self.folder / f"rank-{rank}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -184,7 +184,7 @@ def node_daemon(cluster: Cluster, root: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Scene:
-    """What the tests look at: the server that has scraped, and the addresses of metrics."""
+    """The server that has scraped, and the addresses of metrics."""
 
     server: Prometheus
     targets: dict[str, str]
@@ -422,14 +422,14 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-KEPT = {"UnbrokenNoOperatorLeads": (), "UnbrokenTwoOperatorsLead": (), "UnbrokenNodesNotReady": ()}
+WITHOUT_LABELS = {"UnbrokenNoOperatorLeads", "UnbrokenTwoOperatorsLead", "UnbrokenNodesNotReady"}
 """Alerts whose expression drops the labels of the series."""
 
 
 def expected(rule: Object, series: str) -> Object:
     """Return the alert that a series makes fire, with its summary filled in."""
     labels = dict(re.findall(r'(\w+)="([^"]*)"', series))
-    if rule["alert"] in KEPT:
+    if rule["alert"] in WITHOUT_LABELS:
         labels = {}
     fill: Callable[[re.Match[str]], str] = lambda match: labels[match[1]]  # noqa: E731
     notes = {

@@ -1,4 +1,4 @@
-"""What a member of the checkpoint memory keeps, refuses and copies."""
+"""Decisions of a member of the checkpoint memory: shards to keep, refuse and copy."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Members:
         await until(held, lambda total: total == count)
 
     async def contents(self) -> list[Contents]:
-        """Return what each server has."""
+        """Return the contents of each server."""
         path = "/v1/members/contents"
         answers = [(await self.ask(port, "GET", path))[1] for port in self.running]
         return [msgspec.json.decode(answer, type=Contents) for answer in answers]
@@ -291,7 +291,7 @@ async def test_half_of_a_shard_is_never_kept(tmp_path: Path) -> None:
         writer.close()
         await until(lambda: not os.listdir(incoming))
         assert await made.get(port, 0, 7) == b"whole"
-        # What was reserved for it is free again.
+        # The memory that was reserved for it is free again.
         assert await made.put(port, 1, 7, b"x" * 900) == 200
 
 
@@ -368,7 +368,7 @@ async def test_an_upload_that_stalls_is_given_up(
         assert b" 408 " in await reader.readline()
         incoming = tmp_path / str(port) / "incoming"
         await until(lambda: not os.listdir(incoming))
-        # What was reserved for it is free again.
+        # The memory that was reserved for it is free again.
         assert await made.put(port, 1, 7, b"x" * 900) == 200
         writer.close()
 

@@ -1,11 +1,11 @@
-"""Decides what one member of the checkpoint memory keeps, refuses and copies.  Pure.
+"""Decisions of one member of the checkpoint memory: shards to keep, refuse and copy.  Pure.
 
 The memory tier of HyperPod's tiered checkpointing keeps shards: the bytes of one rank at one step,
 in a namespace, which belongs to one job. Two members hold the shards of a rank, chosen by hashes of
 their addresses. So any member knows where to look, and a lost member moves no shard but its own.
 
 The newest save of a step wins, by the time at which its request began: bytes that a dead attempt
-sent never replace those of a later one. A shard is never replaced by half of one.
+sent never replace those of a later one. An incomplete shard never replaces a whole one.
 
 When the memory is full, a new shard takes the place of, in this order: shards of namespaces that
 nobody has used for an hour; shards of namespaces above their equal share, if its own stays within
@@ -67,13 +67,13 @@ class Shard:
 
     @property
     def file_name(self) -> str:
-        """Name of its file: all that is known of a shard outlives the process in it."""
+        """Name of its file, from which the next process learns all but the size."""
         meta = urlsafe_b64encode(self.meta.encode()).decode()
         return f"{self.key.rank}.{self.key.step}.{self.stamp}.{meta}{_FILE_SUFFIX}"
 
 
 def shard_of_file(namespace: str, name: str, size: int) -> Shard | None:
-    """Return the shard whose file has this name; None: it is not the name of one."""
+    """Return the shard whose file has this name; None: no shard has it."""
     parts = name.removesuffix(_FILE_SUFFIX).split(".")
     if not name.endswith(_FILE_SUFFIX) or len(parts) != 4:
         return None
@@ -96,7 +96,7 @@ class NamespaceSettings:
     """Ranks that save, and one for the metadata, which has the highest number."""
     steps_retained: int
     stamp: int
-    """As of a shard."""
+    """Nanoseconds since the epoch at which the client's request began, as for a shard."""
 
     @property
     def file_name(self) -> str:
@@ -105,7 +105,7 @@ class NamespaceSettings:
 
 
 def settings_of_file(name: str) -> NamespaceSettings | None:
-    """Return the settings that a file's name records; None: it records none."""
+    """Return the settings that a file's name records; None: no settings have it."""
     *numbers, kind = name.split(".")
     values = [whole_number(text) for text in numbers]
     if kind != "settings" or len(values) != 3:
@@ -249,7 +249,7 @@ class CheckpointMemory:
                 yield from found.shards.values()
 
     def used(self) -> int:
-        """Return the bytes that are taken, those of shards under way included."""
+        """Return the bytes of all shards, with those that are being received."""
         return sum(one.bytes() for one in self._namespaces.values())
 
     # --- changes
@@ -281,9 +281,9 @@ class CheckpointMemory:
         return None
 
     def yielding(self, namespace: str, now: float) -> str | None:
-        """Return the namespace to forget for a new one: that which was idle for longest.
+        """Return the namespace to forget for a new one: the one that was idle for longest.
 
-        None: there is room, or none was idle for an hour.
+        None: no room is needed, or no namespace was idle for an hour.
         """
         if namespace in self._namespaces or len(self._namespaces) < NAMESPACES_MAX:
             return None
@@ -311,7 +311,7 @@ class CheckpointMemory:
     def restore(self, shard: Shard, now: float) -> Shard | None:
         """Take a shard of an earlier process; returns the older one of two with one key.
 
-        Two of one file name are one: the file that came last has replaced the other.
+        Two shards with one file name are one shard: the later file has replaced the other.
         """
         found = self._namespaces.setdefault(shard.key.namespace, _Namespace(now))
         place = (shard.key.rank, shard.key.step)

@@ -1,8 +1,8 @@
 """The checkpoint memory of the local cluster: a server beside each node, in a process of its own.
 
-The memory is a folder of the machine's tmpfs, which outlives the server and `up`. It is gone when
-the node's power is, and when the cluster is stopped. The servers find each other by files of the
-cluster's directory.
+The memory is a folder of the machine's tmpfs, which outlives the server and `up`. A cut of the
+node's power frees it, and so does the end of the cluster. The servers find each other by files of
+the cluster's directory.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def _own_folder(directory: Path, node: str) -> Path:
 
 
 def _forget_other_boots(folder: Path) -> None:
-    """Memory does not survive a boot of the node."""
+    """Delete the memory of earlier boots of the node, as a boot does."""
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
 
 
 def _cuts(node: NodeOptions) -> str:
-    """Return what counts the node's power cuts."""
+    """Return the number of the node's power cuts as text; empty: none."""
     try:
         return (node.directory / "power-cuts").read_text()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Shards of the checkpoint memory as files of a folder in memory, which outlive the process.
 
-A folder for each namespace holds a file for each shard. Its name is all that is known of the shard
-(`core/checkpoint_memory`), so the next process finds everything. A file has its name only once it
-is whole: what a killed process was receiving is removed at the start.
+A folder for each namespace holds a file for each shard. The file's name holds all that is known of
+the shard (`core/checkpoint_memory`), so the next process finds everything. A file gets its name
+once it is whole: at the start, incomplete files of a killed process are removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unbroken.kube.clock import wall
 from unbroken.log_lines import Log
 
 INCOMING = "incoming"
-"""Folder of shards that are not whole; no namespace has its name, as `namespaces` is beside it."""
+"""Folder of shards that are not whole, beside that of the namespaces."""
 NAMESPACES = "namespaces"
 
 log = Log(__name__)
@@ -45,7 +45,7 @@ class CheckpointFiles:
         self._count = 0
 
     def open(self) -> None:
-        """Make the folder, and take up what an earlier process has left. Raises WorldError."""
+        """Make the folder, and load the shards of an earlier process. Raises WorldError."""
         try:
             shutil.rmtree(self._incoming, ignore_errors=True)
             for folder in (self._incoming, self._namespaces):

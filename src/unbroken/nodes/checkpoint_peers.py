@@ -1,4 +1,4 @@
-"""The other members of the checkpoint memory: who they are, and requests to them."""
+"""The other members of the checkpoint memory: their addresses, and requests to them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Peers:
         return in_order(self.members, namespace, rank)
 
     def ask_all_again(self) -> None:
-        """Ask those that did not answer, too: one of them has started."""
+        """Ask also the members that did not answer: one of them has started."""
         self._silent.clear()
 
     @contextlib.asynccontextmanager

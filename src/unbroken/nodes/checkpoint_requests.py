@@ -1,4 +1,4 @@
-"""Requests to a member of the checkpoint memory: who may ask, and what a request says."""
+"""Requests to a member of the checkpoint memory: access, and the values that they carry."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def answered(service: str) -> Middleware:
 
 
 def _refuse_browsers(request: web.Request, service: str) -> None:
-    """Refuse what a page of another site sends: no client of the protocol is a browser.
+    """Refuse requests of browsers: no client of the protocol is a browser.
 
-    Such a page would reach a member by a name of its own whose address is a member's.
+    A page of another site would reach a member by a name of its own whose address is a member's.
     """
     for header in ("Origin", "Sec-Fetch-Site"):
         if header in request.headers:
@@ -101,7 +101,7 @@ async def fill(incoming: IncomingShard, request: web.Request) -> None:
 
 
 def unless_refused(given: Any) -> Any:
-    """Return what is no CheckpointRefusal; raise one as an answer."""
+    """Return the value; raise a CheckpointRefusal as the answer of HTTP."""
     if isinstance(given, CheckpointRefusal):
         raise _REFUSALS[given.status](text=given.reason)
     return given

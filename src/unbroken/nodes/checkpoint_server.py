@@ -5,8 +5,8 @@ shard. AWS's package `amzn-sagemaker-checkpointing` is the client. The protocol 
 authentication: whoever reaches the port may read and write. Members speak the same protocol with
 each other; the header `Unbroken-Stamp` marks a request that a member answers from its own memory.
 
-A shard is copied when it comes. After a member was lost or has joined, the others copy what it
-lacks (`repairs`).
+A shard is copied when it comes. After a member was lost or has joined, the others copy the shards
+that are missing (`repairs`).
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ log = Log(__name__)
 LIMITS = Limits(1024)
 """Connections: the ranks that save at once, and the other members."""
 LATEST, LATEST_MAX = 5, 1000
+"""Steps in a list of the newest: by default, and at most."""
 MEMBERS_SECONDS = 2.0
-"""Seconds between two looks at who the members are."""
+"""Seconds between two looks at the list of members."""
 ASKED = 2 * COPIES
 """Members that are asked for a shard: its holders, and those before two of them came."""
 _NAMESPACE_PATH = "/v1/cp/namespaces/{namespace}"
@@ -139,7 +140,7 @@ Held = dict[tuple[int, int], int]
 
 @dataclass(slots=True)
 class _Flights:
-    """Questions under way: those that ask the same share one answer."""
+    """Questions under way; callers with the same question share one answer."""
 
     tasks: dict[str, asyncio.Task[Held]] = field(default_factory=dict)
 
@@ -449,14 +450,14 @@ class Member:
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _joined(self, _: web.Request) -> web.Response:
-        """Another member has started, perhaps with nothing in its memory."""
+        """Look for missing copies: a member has started, perhaps with an empty memory."""
         self._peers.ask_all_again()
         self._is_incomplete = True
         self._look_now.set()
         return web.json_response({"status": "ok"})
 
     async def run(self) -> None:
-        """Follow who the members are, and copy what one of them lacks."""
+        """Follow the list of members, and copy the shards that a member lacks."""
         await self._look()
         await self._statuses(self._peers.members, "POST", JOINED_PATH, 0)
         while True:
@@ -472,7 +473,7 @@ class Member:
         try:
             members = frozenset(await self._options.find()) | {self._peers.own}
         except OSError as error:
-            # Those that were known remain.
+            # The known members remain.
             if str(error) != self._problem:
                 self._problem = str(error)
                 log.warning("members of the checkpoint memory unknown", error=error)

@@ -168,7 +168,7 @@ class DaemonOptions:
     """Path of the NVML library; None: the driver's."""
     sample_seconds: float = SAMPLE_SECONDS
     metrics: MetricsPlace | None = None
-    """Where metrics are served; None: nowhere."""
+    """Address and families of the metrics; None: none are served."""
 
 
 async def run_daemon(

@@ -54,6 +54,8 @@ LABELS = (
     *("namespace", "pod", "container"),
 )
 """Labels of the DCGM exporter; the last three are empty for a GPU that no pod has alone."""
+XIDS_MAX = 64
+"""GPUs of a node whose XIDs are kept."""
 
 
 class Owner(NamedTuple):
@@ -69,7 +71,7 @@ NOBODY = Owner("", "", "")
 
 @dataclass(slots=True)
 class _NodeGpus:
-    """What is known of one node's GPUs."""
+    """GPUs and faults of one node."""
 
     sample: GpuSample = field(default_factory=GpuSample)
     owners: Mapping[str, Owner] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class _NodeGpus:
 
 
 class GpuMetrics(Collector):
-    """GPUs and faults of nodes: of one in a daemon, of all in a local cluster."""
+    """GPUs and faults: of one node in a daemon, of all nodes in a local cluster."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._nodes: dict[str, _NodeGpus] = {}
@@ -139,10 +141,6 @@ class GpuMetrics(Collector):
                 for name in FIELDS.keys() & values.keys():
                     fields[name].add_sample(name, labels, values[name])
         yield from (readable, faults, *fields.values())
-
-
-XIDS_MAX = 64
-"""GPUs of a node whose XIDs are kept."""
 
 
 def _labels(node: str, gpu: GpuValues, owner: Owner) -> dict[str, str]:

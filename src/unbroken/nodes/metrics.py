@@ -20,7 +20,7 @@ log = Log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MetricsPlace:
-    """Where a daemon serves metrics, and which."""
+    """Address at which a daemon serves metrics, and their families."""
 
     host: str
     port: int

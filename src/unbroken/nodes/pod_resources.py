@@ -1,4 +1,4 @@
-"""Which container has which GPU, by the kubelet's PodResources API (v1, a socket on the node).
+"""The container that has each GPU, by the kubelet's PodResources API (v1, a socket on the node).
 
 The API is gRPC: a POST by HTTP/2 with one message in the form of Protocol Buffers, of which three
 types with a few fields are read here.
