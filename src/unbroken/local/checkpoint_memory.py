@@ -22,7 +22,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.quantity import parse_quantity
 
-from .machines.node import Companion
+from .machines.node import Companion, power_cuts
 from .networks import node_address
 from .node import NodeOptions
 from .node.processes.isolation import PR_SET_PDEATHSIG, prctl
@@ -54,7 +54,7 @@ def memory_beside(directory: Path, percent: int) -> Companion:
         folder = of_node / (node.boot_id or "host")
         await asyncio.to_thread(_forget_other_boots, folder)
         members.mkdir(mode=0o700, exist_ok=True)
-        cuts = _cuts(node)
+        cuts = power_cuts(node.directory)
         words = ("-m", "unbroken.cli.main", "checkpoint-memory", "--folder", str(folder))
         where = ("--host", address, "--memory", str(size), "--members", str(members))
         # It ends with `up`, however that ends.
@@ -73,7 +73,7 @@ def memory_beside(directory: Path, percent: int) -> Companion:
                 process.kill()
                 await process.wait()
                 member.unlink(missing_ok=True)
-            if _cuts(node) != cuts:
+            if power_cuts(node.directory) != cuts:
                 shutil.rmtree(of_node, ignore_errors=True)
 
     return serve
@@ -96,11 +96,3 @@ def _forget_other_boots(folder: Path) -> None:
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-
-
-def _cuts(node: NodeOptions) -> str:
-    """Return the number of the node's power cuts as text; empty: none."""
-    try:
-        return (node.directory / "power-cuts").read_text()
-    except FileNotFoundError:
-        return ""

@@ -36,6 +36,8 @@ AGAIN = Backoff(first=0.5, limit=60.0)
 """Seconds until a node or a companion that has failed is started again."""
 SETTLED_SECONDS = 60.0
 """Seconds of running that count as a successful start."""
+POWER_CUTS = "power-cuts"
+"""File of a machine's directory with the number of its power cuts."""
 
 Companion = Callable[[KubeClient, NodeOptions], Awaitable[None]]
 """A program that runs with a node while it is on. It ends only with the node's power; a program
@@ -126,14 +128,11 @@ class MachineNode:
     @property
     def cuts(self) -> int:
         """Return the number of power cuts."""
-        try:
-            return int((self._directory / "power-cuts").read_text())
-        except (FileNotFoundError, ValueError):
-            return 0
+        return power_cuts(self._directory)
 
     def _count_cut(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self._directory / "power-cuts").write_text(str(self.cuts + 1))
+        (self._directory / POWER_CUTS).write_text(str(self.cuts + 1))
 
     def _kill(self) -> None:
         kill_scripts(self._directory)
@@ -238,6 +237,14 @@ async def keep(
 async def _stopped(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
+
+
+def power_cuts(directory: Path) -> int:
+    """Return the number of power cuts of the machine with this directory."""
+    try:
+        return int((directory / POWER_CUTS).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def discard(directory: Path) -> None:
