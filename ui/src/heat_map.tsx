@@ -1,5 +1,5 @@
 // The heat map of ranks: a cell for each rank, or for neighbouring ranks of a large job.
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { JobPage } from "./contents";
 import { count, counted, NONE, short, span } from "./format";
 
@@ -13,36 +13,49 @@ const MEASURES: [Measure, string][] = [
   ["phase", "phase"],
 ];
 const LEVELS = 5;
-/** A rank that is as silent as is usual at most is of this level. */
+/** Share of the usual silence up to which a rank has level 0. */
 const HALF = 0.5;
 
-/** Cells of a map up to which each shows its rank. */
+/** Cells of a map at most for each to show its rank. */
 const NUMBERED = 16;
 
-/** The level of a cell, 0 (as it should be) to 4 (worst); null: no rank of the cell has a value. */
-export function levelOf(map: Map, measure: Measure, cell: number): number | null {
-  if (!map.reported[cell]) return null;
-  if ((map.alarms[cell] ?? 0) > 0) return LEVELS - 1;
+/** The level of each cell, 0 (as it should be) to 4 (worst); null: no rank of the cell has a value. */
+export function levelsOf(map: Map, measure: Measure): (number | null)[] {
+  const level = levelBy(map, measure);
+  return map.reported.map((reported, cell) => {
+    if (!reported) return null;
+    return (map.alarms[cell] ?? 0) > 0 ? LEVELS - 1 : level(cell);
+  });
+}
+
+/** The level of a cell without an alarm. Values of the whole map are computed once. */
+function levelBy(map: Map, measure: Measure): (cell: number) => number | null {
   switch (measure) {
-    case "silence": {
-      const share = map.silenceShares[cell] ?? null;
-      if (share === null) return (map.silenceSeconds[cell] ?? null) === null ? null : 0;
-      return share <= HALF ? 0 : Math.min(Math.ceil((share - HALF) * 4), LEVELS - 1);
-    }
-    case "step": {
-      const behind = map.behind[cell] ?? null;
-      // Ranks report at slightly different times.
-      return behind === null ? null : behind <= 1 ? 0 : Math.min(1 + Math.floor(Math.log2(behind / 2)), LEVELS - 1);
-    }
+    case "silence":
+      return (cell) => {
+        const share = map.silenceShares[cell] ?? null;
+        if (share === null) return (map.silenceSeconds[cell] ?? null) === null ? null : 0;
+        return share <= HALF ? 0 : Math.min(Math.ceil((share - HALF) * 4), LEVELS - 1);
+      };
+    case "step":
+      return (cell) => {
+        const behind = map.behind[cell] ?? null;
+        // Ranks report at slightly different times.
+        return behind === null ? null : behind <= 1 ? 0 : Math.min(1 + Math.floor(Math.log2(behind / 2)), LEVELS - 1);
+      };
     case "time": {
-      const seconds = map.stepSeconds[cell] ?? null;
       const usual = median(map.stepSeconds);
-      if (seconds === null || usual === null) return null;
-      const more = usual > 0 ? seconds / usual - 1 : 0;
-      return more <= 0.1 ? 0 : Math.min(1 + Math.floor(more * 4), LEVELS - 1);
+      return (cell) => {
+        const seconds = map.stepSeconds[cell] ?? null;
+        if (seconds === null || usual === null) return null;
+        const more = usual > 0 ? seconds / usual - 1 : 0;
+        return more <= 0.1 ? 0 : Math.min(1 + Math.floor(more * 4), LEVELS - 1);
+      };
     }
-    case "phase":
-      return map.phases[cell] === commonest(map.phases) ? 0 : 2;
+    case "phase": {
+      const usual = commonest(map.phases);
+      return (cell) => (map.phases[cell] === usual ? 0 : 2);
+    }
   }
 }
 
@@ -80,7 +93,8 @@ export function cellText(map: Map, cell: number): string {
 export function HeatMap({ map }: { map: Map }) {
   const [measure, setMeasure] = useState<Measure>("silence");
   const [shown, setShown] = useState<number | null>(null);
-  const cells = map.reported.map((_, cell) => levelOf(map, measure, cell));
+  const cells = useMemo(() => levelsOf(map, measure), [map, measure]);
+  const texts = useMemo(() => cells.map((_, cell) => cellText(map, cell)), [map, cells]);
   const odd = cells.filter((level) => level !== null && level > 0).length;
   const word = MEASURES.find(([name]) => name === measure)?.[1] ?? "";
   const words =
@@ -114,7 +128,7 @@ export function HeatMap({ map }: { map: Map }) {
           <span
             class={level === null ? "cell none" : `cell level${level}`}
             key={cell}
-            title={cellText(map, cell)}
+            title={texts[cell]}
             onMouseEnter={() => setShown(cell)}
           >
             {cells.length <= NUMBERED && cell}
@@ -122,7 +136,7 @@ export function HeatMap({ map }: { map: Map }) {
         ))}
       </div>
       <p class="quiet">
-        {shown !== null && shown < cells.length ? cellText(map, shown) : `${words}.`}
+        {(shown !== null && texts[shown]) || `${words}.`}
       </p>
       <p class="legend" aria-hidden="true">
         as it should be

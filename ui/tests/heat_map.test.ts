@@ -1,10 +1,9 @@
 import { expect, test } from "vitest";
-import { cellText, levelOf, type Measure } from "../src/heat_map";
+import { cellText, levelsOf, type Measure } from "../src/heat_map";
 import { heatMap } from "./samples";
 
 function levels(measure: Measure, change: Parameters<typeof heatMap>[0]) {
-  const map = heatMap(change);
-  return map.reported.map((_, cell) => levelOf(map, measure, cell));
+  return levelsOf(heatMap(change), measure);
 }
 
 test("a rank that is silent for longer than usual has the worst colour", () => {
