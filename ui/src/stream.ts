@@ -1,5 +1,5 @@
-// The contents of a page, live: one stream of whole contents, which is opened again until it is
-// there, after a cut and after a restart of the cluster.  A hidden tab holds no stream.
+// The live contents of a page: one stream of whole contents.  It is opened again after a cut and
+// after a restart of the cluster, until the server answers.  A hidden tab holds no stream.
 import { useEffect, useState } from "preact/hooks";
 
 /** Milliseconds until a stream that the server has refused is opened again. */
@@ -99,7 +99,7 @@ class Follower {
     } catch {
       // Nobody listens: the next try is below.
     }
-    if (!this.closed) this.timer = setTimeout(() => this.source ?? this.open(), AGAIN);
+    if (!this.closed) this.timer = setTimeout(this.seen, AGAIN);
   }
 }
 

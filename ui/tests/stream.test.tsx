@@ -113,6 +113,22 @@ test("a hidden tab holds no stream", () => {
   seen.mockRestore();
 });
 
+test("a tab that is hidden while a refusal is looked into opens no stream until it is seen", async () => {
+  let answered = (_: Response) => {};
+  vi.stubGlobal("fetch", () => new Promise<Response>((resolve) => (answered = resolve)));
+  render(<Page path="jobs" />);
+  newest().fail(Source.CLOSED);
+  const seen = vi.spyOn(document, "visibilityState", "get").mockReturnValue("hidden");
+  act(() => void document.dispatchEvent(new Event("visibilitychange")));
+  answered(new Response("", { status: 503 }));
+  await later(AGAIN * 5);
+  expect(Source.opened).toHaveLength(1);
+  seen.mockReturnValue("visible");
+  act(() => void document.dispatchEvent(new Event("visibilitychange")));
+  expect(Source.opened).toHaveLength(2);
+  seen.mockRestore();
+});
+
 test("a page that is left opens no stream later", async () => {
   const { unmount } = render(<Page path="jobs" />);
   newest().fail(Source.CLOSED);
