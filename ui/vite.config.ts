@@ -1,7 +1,8 @@
 import preact from "@preact/preset-vite";
 import { defineConfig } from "vitest/config";
 
-// The built files are part of the Python package. They are committed; tools/ui.py compares them.
+// The built files are part of the Python package. They are committed; `make test-ui`
+// compares them with a new build.
 export default defineConfig({
   plugins: [preact()],
   build: {

@@ -59,7 +59,7 @@ export function Chart(props: {
   );
 }
 
-/** The chart for who does not see it. */
+/** The chart in words, for a screen reader. */
 function inWords({ title, values, marks }: { title: string; values: (number | null)[]; marks: Mark[] }): string {
   const known = values.filter((one): one is number => one !== null);
   if (known.length === 0) return `${title}: no values yet`;
@@ -115,32 +115,32 @@ function drawn(
         },
       ],
       hooks: {
-        drawClear: [
-          (plot) => {
-            const { ctx, bbox } = plot;
-            ctx.save();
-            for (const mark of marks()) {
-              const [x, end] = [mark.from, mark.to ?? Date.now() / 1000].map((at) =>
-                plot.valToPos(at, "x", true),
-              ) as [number, number];
-              if (end < bbox.left || x > bbox.left + bbox.width) continue;
-              const left = Math.max(x, bbox.left);
-              const width = Math.max(Math.min(end, bbox.left + bbox.width) - left, 2);
-              ctx.fillStyle = colour("--mark");
-              ctx.fillRect(left, bbox.top, width, bbox.height);
-              if (x < bbox.left) continue;
-              ctx.fillStyle = colour("--bad");
-              ctx.fillRect(x, bbox.top, 1.5 * devicePixelRatio, bbox.height);
-              ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-              ctx.textBaseline = "top";
-              ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 2);
-            }
-            ctx.restore();
-          },
-        ],
+        drawClear: [(plot) => drawMarks(plot, marks(), colour)],
       },
     },
     data,
     element,
   );
+}
+
+/** Draw each incident as a bar over the time of its recovery, with its label at the beginning. */
+function drawMarks(plot: uPlot, marks: Mark[], colour: (name: string) => string): void {
+  const { ctx, bbox } = plot;
+  const right = bbox.left + bbox.width;
+  ctx.save();
+  ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+  ctx.textBaseline = "top";
+  for (const mark of marks) {
+    const start = plot.valToPos(mark.from, "x", true);
+    const end = plot.valToPos(mark.to ?? Date.now() / 1000, "x", true);
+    if (end < bbox.left || start > right) continue;
+    const left = Math.max(start, bbox.left);
+    ctx.fillStyle = colour("--mark");
+    ctx.fillRect(left, bbox.top, Math.max(Math.min(end, right) - left, 2), bbox.height);
+    if (start < bbox.left) continue;
+    ctx.fillStyle = colour("--bad");
+    ctx.fillRect(start, bbox.top, 1.5 * devicePixelRatio, bbox.height);
+    ctx.fillText(mark.label, start + 4 * devicePixelRatio, bbox.top + 2);
+  }
+  ctx.restore();
 }

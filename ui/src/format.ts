@@ -14,7 +14,7 @@ export function span(seconds: number): string {
   return `${Math.floor(hours / 24)}d ${two(hours % 24)}h`;
 }
 
-/** A share as `97.3%`, rounded down: only what lost nothing has 100. */
+/** A share as `97.3%`, rounded down: only a job that lost nothing has 100. */
 export function percent(share: number | null): string {
   return share === null ? NONE : `${(Math.floor(share * 1000) / 10).toFixed(1)}%`;
 }

@@ -5,8 +5,8 @@ import { incidentPath } from "./route";
 
 type Recovery = JobPage["incidents"][number];
 
-/** Stages in order, with what they are called. */
-export const STAGES: [string, string][] = [
+/** Stages in order, each with its name on the page. */
+const STAGES: [string, string][] = [
   ["detect", "detection"],
   ["examine", "look at all ranks"],
   ["stop", "stop"],
@@ -71,8 +71,8 @@ function nameOf(stage: string): string {
   return STAGES.find(([one]) => one === stage)?.[1] ?? stage;
 }
 
-/** A recovery for who does not see its bar. */
-export function inWords(recovery: Recovery): string {
+/** A recovery in words, for a screen reader. */
+function inWords(recovery: Recovery): string {
   const stages = recovery.stages.map((one) => `${nameOf(one.stage)} ${span(one.to - one.from)}`);
   return `${span(endOf(recovery))}: ${stages.join(", ")}`;
 }

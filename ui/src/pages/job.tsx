@@ -152,7 +152,7 @@ function modes(detectors: Detector[]): string {
 }
 
 /** The time that an incident took, as a mark in the charts. */
-export function markOf(incident: JobPage["incidents"][number]): Mark {
+function markOf(incident: JobPage["incidents"][number]): Mark {
   const last = incident.stages[incident.stages.length - 1];
   const to = incident.outcome ? incident.began + (last?.to ?? 0) : null;
   return { from: incident.began, to, label: String(incident.number) };
