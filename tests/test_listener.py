@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from errno import EADDRINUSE
 
 import aiohttp
 import pytest
@@ -27,6 +29,13 @@ async def bounded(app: web.Application, limits: Limits) -> AsyncIterator[int]:
     finally:
         connections.close()
         await runner.cleanup()
+
+
+async def test_an_address_that_is_taken_is_no_part_of_the_reason() -> None:
+    (taken,) = await bound("127.0.0.1", 0)
+    reason = rf"^\[Errno {EADDRINUSE}\] {os.strerror(EADDRINUSE)}$"
+    with taken, pytest.raises(OSError, match=reason):
+        await bound("127.0.0.1", taken.getsockname()[1])
 
 
 async def test_a_client_that_leaves_during_its_answer_is_no_error(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -223,11 +224,21 @@ async def bound(host: str, port: int) -> list[socket.socket]:
     )
     with contextlib.ExitStack() as stack:
         made = [
-            stack.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
+            stack.enter_context(_bound(family, address))
             for family, address in dict.fromkeys((one[0], one[4]) for one in result)
         ]
         stack.pop_all()
     return made
+
+
+def _bound(family: int, address: Any) -> socket.socket:
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # Python adds the address to the text, and so does the caller.
+        raise OSError(error.errno, os.strerror(error.errno)) from error
 
 
 async def _open(
