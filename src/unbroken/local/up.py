@@ -205,6 +205,7 @@ async def _run_parts(
     machine = HostMetrics(metrics.registry, Path("/"), platform.node())
     gpus = GpuMetrics(metrics.registry)
     try:
+        await definitions.install(client)  # first: the servers and informers below read these kinds
         async with (
             serve_cluster_api(client, cluster_api) as address,
             serving_metrics(
@@ -221,7 +222,6 @@ async def _run_parts(
                 ui=ui,
             )
             first = [parts.create_task(informers.run())]
-            await definitions.install(client)
             await show_operator(client, runs=options.operator)
             if not options.operator:
                 watch_nodes(informers, metrics.registry, state.since)
