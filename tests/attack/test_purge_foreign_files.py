@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,12 @@ def test_a_folder_of_a_cluster_is_removed_whole_with_its_claim(tmp_path: Path) -
     assert f"deleted {paths.directory}" in down(paths.directory)
     assert not paths.directory.exists()
     assert not (tmp_path / "networks" / str(number)).exists()
+
+
+def test_every_file_of_a_cluster_is_known_to_the_purge(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    names = {getattr(paths, one.name).name for one in fields(paths) if one.name != "directory"}
+    assert names - set(folders.MADE) == set()
 
 
 @pytest.mark.parametrize(

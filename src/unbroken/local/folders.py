@@ -26,7 +26,7 @@ MADE = (
     *("nodes", "logs", "volumes", "launcher", "checkpoint-memory"),
     *("apiserver.lock", "internal.kubeconfig", "kubelet-token"),
     *("token", "server.pem", "kubeconfig", "up.log", "up.json", "operator.key", CREDENTIALS),
-    "ui.json",
+    *("ui.json", "ui.html"),
     *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
     # Last, so that a purge that was interrupted can be repeated.
     *("up.lock", "cluster.json"),

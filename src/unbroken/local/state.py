@@ -120,6 +120,8 @@ class Paths:
     """The master key of the operator (operator/key)."""
     ui: Path = field(init=False)
     """Key and port of the live page."""
+    ui_link: Path = field(init=False)
+    """File that takes a browser of this machine to the live page."""
 
     def __post_init__(self) -> None:
         for name, file in (
@@ -133,6 +135,7 @@ class Paths:
             ("cluster_api_credentials", "cluster-api-credentials"),
             ("operator_key", "operator.key"),
             ("ui", "ui.json"),
+            ("ui_link", "ui.html"),
         ):
             object.__setattr__(self, name, self.directory / file)
 

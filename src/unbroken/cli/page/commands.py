@@ -9,6 +9,7 @@ import typer
 
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, ClusterPlace, resolve
+from unbroken.cli.show import note
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.local import state
@@ -43,9 +44,9 @@ def command(
         from unbroken.local.apiserver.access import write_private  # slow to load
 
         # Arguments of a process can be read by every user of the machine.
-        page = paths.directory / "ui.html"
-        write_private(page, OPENING.format(link=link).encode())
-        webbrowser.open(page.as_uri())
+        write_private(paths.ui_link, OPENING.format(link=link).encode())
+        if not webbrowser.open(paths.ui_link.as_uri()):
+            note("no browser was found on this machine: open the link in another way")
 
 
 def link_to(running: state.State, paths: state.Paths) -> str:
