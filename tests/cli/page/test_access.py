@@ -11,8 +11,8 @@ from unbroken.cli.page.access import (
     COOKIE_SECONDS,
     LINK_SECONDS,
     Access,
-    kept,
-    kept_for,
+    read_page_file,
+    write_page_file,
 )
 from unbroken.errors import WorldError
 
@@ -72,24 +72,42 @@ def test_used_links_take_no_memory_for_ever() -> None:
 
 def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "ui.json"
-    first = kept(path)
+    assert read_page_file(path) is None
+    assert not path.exists(), "only the server makes a key: it would not know another one"
+    first = write_page_file(path, 4711)
     assert len(first.key) == 64
+    assert first.port == 4711
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert kept_for(path, 4711) == kept(path) == type(first)(first.key, 4711)
-    assert kept_for(path, 4711).key == first.key
+    assert write_page_file(path, 4711) == read_page_file(path) == first
 
 
 def test_another_port_has_another_key(tmp_path: Path) -> None:
     """Check that a cookie is worth nothing that was sent to a program which took the old port."""
     path = tmp_path / "ui.json"
-    cookie = Access(kept_for(path, 4711).key).cookie(NOW)
-    other = Access(kept_for(path, 4712).key)
+    cookie = Access(write_page_file(path, 4711).key).cookie(NOW)
+    other = Access(write_page_file(path, 4712).key)
     assert not other.is_cookie(cookie, NOW)
-    assert kept(path) == kept_for(path, 4712)
+    assert read_page_file(path) == write_page_file(path, 4712)
 
 
-def test_a_broken_file_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"port":4711}',
+        '{"key":"","port":4711}',
+        f'{{"key":"{"a" * 64}","port":70000}}',
+        f'{{"key":"{"a" * 64}","port":-1}}',
+    ],
+)
+def test_a_broken_file_says_what_to_do(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ui.json"
-    path.write_text("{")
-    with pytest.raises(WorldError, match=r"ui\.json is not as `unbroken up` writes it .*delete it"):
-        kept(path)
+    path.write_text(text)
+    expected = r"ui\.json is not as `unbroken up` writes it .*delete it"
+    with pytest.raises(WorldError, match=expected):
+        read_page_file(path)
+    with pytest.raises(WorldError, match=expected):
+        write_page_file(path, 4711)
+    assert path.read_text() == text

@@ -89,7 +89,8 @@ def _show(report: dict[str, Any]) -> None:
     for name, value in (report["clusterApiCredentials"] or {}).items():
         print(f"export {VARIABLES[name]}={shlex.quote(value)}")
     print(f"metrics: {report['metrics']}")
-    print(f"page: {report['ui']} (unbroken ui prints a link that opens it)")
+    if report["ui"]:
+        print(f"page: {report['ui']} (unbroken ui prints a link that opens it)")
     rows = [
         (node["name"], ready, node["pods"], node["cpu"], size_text(node["memory"]), node["gpu"])
         for node in report["nodes"]

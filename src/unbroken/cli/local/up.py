@@ -316,7 +316,9 @@ def _export_line(paths: state.Paths) -> str:
 def _page_line(paths: state.Paths, running: state.State | None) -> str:
     from unbroken.cli.page.commands import link_to  # slow to load
 
-    return f"page: {link_to(running, paths)}" if running is not None else "page: unbroken ui"
+    # A cluster of an earlier version has no page: `unbroken ui` says what to do.
+    has_page = running is not None and running.ui
+    return f"page: {link_to(running, paths)}" if has_page else "page: unbroken ui"
 
 
 def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:

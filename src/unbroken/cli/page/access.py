@@ -1,5 +1,4 @@
-"""Access to the page of a local cluster: one-time links, and the cookie that a link is exchanged
-for.
+"""Access to the page of a local cluster: one-time links, each exchanged for a cookie.
 
 Both are signed with a key in the directory of the cluster, which only its user can read. So
 `unbroken ui` makes links without asking the server, and a cookie outlives a restart of the cluster.
@@ -12,53 +11,53 @@ import hashlib
 import hmac
 import secrets
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from unbroken.errors import WorldError
-from unbroken.foreign_numbers import whole_number
+from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.local.apiserver.access import write_private
 
 LINK_SECONDS = 600
-"""Seconds in which a link can be opened."""
+"""Seconds for which a link can be opened."""
 COOKIE_SECONDS = 30 * 86400
 """Seconds after which a browser needs a new link."""
 KEY_BYTES, NONCE_BYTES = 32, 16
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """The contents of DIR/ui.json."""
+class PageFile(msgspec.Struct, frozen=True):
+    """Contents of DIR/ui.json: the key of the page, and its port."""
 
-    key: str
+    key: Annotated[str, msgspec.Meta(min_length=KEY_BYTES * 2)]
     """Signs links and cookies; hexadecimal digits."""
-    port: int = 0
+    port: Annotated[int, msgspec.Meta(ge=1, le=PORT_MAX)]
     """Port of the last time, so that open pages find the cluster again after a restart."""
 
 
-def kept(path: Path) -> Kept:
-    """Read the file; it is made, with a new key, if there is none.  Raises WorldError."""
+def read_page_file(path: Path) -> PageFile | None:
+    """Read the file; None if it is missing.  Raises WorldError if it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=PageFile)
     except FileNotFoundError:
-        made = Kept(secrets.token_hex(KEY_BYTES))
-        write_private(path, msgspec.json.encode(made))
-        return made
+        return None
     except msgspec.MsgspecError as error:
-        text = f"{path} is not as `unbroken up` writes it ({error}): delete it, then run: unbroken"
-        raise WorldError(f"{text} down; unbroken up") from error
+        raise WorldError(
+            f"{path} is not as `unbroken up` writes it ({error}): delete it, then restart the "
+            "cluster (unbroken down; unbroken up)"
+        ) from error
 
 
-def kept_for(path: Path, port: int) -> Kept:
-    """Keep the port for the next start, and return what is kept.
+def write_page_file(path: Path, port: int) -> PageFile:
+    """Write the port of this start, and return the contents of the file.
 
-    With another port the key is another one, too: somebody who has taken the old port may have been
-    sent a cookie there.
+    The key is new if the port has changed: another program that took the old port may have received
+    a cookie there.
     """
-    before = kept(path)
-    if before.port == port:
+    before = read_page_file(path)
+    if before is not None and before.port == port:
         return before
-    key = secrets.token_hex(KEY_BYTES) if before.port else before.key
-    made = Kept(key, port)
+    made = PageFile(secrets.token_hex(KEY_BYTES), port)
     write_private(path, msgspec.json.encode(made))
     return made
 
@@ -69,16 +68,16 @@ class Access:
     def __init__(self, key: str) -> None:
         self._key = key.encode()
         self._used: dict[str, int] = {}
-        """Nonces of links that were opened, with the time from which they are refused anyway."""
+        """Nonces of opened links, each with the time at which its link expires."""
 
     def link_token(self, now: float) -> str:
         """Make a token that can be used once."""
         return self._signed("link", f"{int(now)}.{secrets.token_hex(NONCE_BYTES)}")
 
     def use_link(self, token: str, now: float, since: float) -> bool:
-        """True if the token is valid, and was not used before.
+        """Use up a token; return True if it was valid and unused.
 
-        `since`: start of this server, which remembers no use of an older token.
+        `since`: start of this server. It refuses older tokens, because it does not know their uses.
         """
         made, _, rest = token.partition(".")
         issued = whole_number(made)
@@ -105,9 +104,9 @@ class Access:
 
     def _is_signed(self, use: str, value: str) -> bool:
         text, _, signature = value.rpartition(".")
-        right = self._signature(use, text)
-        return hmac.compare_digest(signature.encode(errors="replace"), right.encode())
+        expected = self._signature(use, text)
+        return hmac.compare_digest(signature.encode(errors="replace"), expected.encode())
 
     def _signature(self, use: str, text: str) -> str:
-        said = f"{use}.{text}".encode(errors="replace")
-        return hmac.new(self._key, said, hashlib.sha256).hexdigest()
+        message = f"{use}.{text}".encode(errors="replace")
+        return hmac.new(self._key, message, hashlib.sha256).hexdigest()

@@ -33,11 +33,6 @@ def command(
     paths = state.Paths(resolve(directory))
     ClusterPlace(str(paths.kubeconfig), None, paths).require_running()
     running = state.running(paths)
-    if running is None or not running.ui:
-        raise SpecError(
-            "this cluster was started by a version without a page; restart it: unbroken down; "
-            "unbroken up --detach"
-        )
     link = link_to(running, paths)
     print(link)
     if browser:
@@ -49,8 +44,16 @@ def command(
             note("no browser was found on this machine: open the link in another way")
 
 
-def link_to(running: state.State, paths: state.Paths) -> str:
-    """Make a link that opens the page once."""
-    from .access import Access, kept  # slow to load
+def link_to(running: state.State | None, paths: state.Paths) -> str:
+    """Make a link that opens the page once.  Raises SpecError if the cluster has no page."""
+    from .access import Access, read_page_file  # slow to load
 
-    return f"{running.ui}?link={Access(kept(paths.ui).key).link_token(wall())}"
+    file = read_page_file(paths.ui)
+    if running is None or not running.ui or file is None:
+        is_served = running is not None and running.ui
+        reason = f"{paths.ui} is missing" if is_served else "an earlier version started it"
+        raise SpecError(
+            f"the cluster of {paths.directory} serves no page that a link can open ({reason}): "
+            "restart it with: unbroken down; unbroken up --detach"
+        )
+    return f"{running.ui}?link={Access(file.key).link_token(wall())}"

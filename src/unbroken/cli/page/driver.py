@@ -20,7 +20,7 @@ from unbroken.local.state import Paths
 from unbroken.log_lines import Log
 
 from . import values
-from .access import Access, kept, kept_for
+from .access import Access, read_page_file, write_page_file
 from .server import COST_FACTOR, Clock, PageServer, Source
 
 log = Log(__name__)
@@ -84,10 +84,11 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
 
     `port` 0: that of the last time if it is free, else any.  Raises WorldError.
     """
-    sockets = await _bound(port, kept(paths.ui).port)
+    before = read_page_file(paths.ui)
+    sockets = await _bound(port, 0 if before is None else before.port)
     actual = int(sockets[0].getsockname()[1])
     pages = Pages(ClusterPlace(str(paths.kubeconfig), None, paths), client)
-    access = Access(kept_for(paths.ui, actual).key)
+    access = Access(write_page_file(paths.ui, actual).key)
     server = PageServer(
         Source(pages.read, pages.text), access, Clock(wall, monotonic, pause), wall()
     )
