@@ -63,7 +63,7 @@ async def served() -> AsyncIterator[tuple[Site, aiohttp.ClientSession]]:
     site = Site({("jobs",): {"jobs": [], "resumed": []}})
     clock = Clock(lambda: NOW, lambda: site.seconds, site.pause)
     source = Source(site.read, site.text)
-    server = PageServer(source, site.access, clock, NOW - 5)
+    server = PageServer(source, site.access, clock, "unbroken")
     runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     place = web.TCPSite(runner, "127.0.0.1", 0)

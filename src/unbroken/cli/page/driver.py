@@ -82,17 +82,15 @@ class Pages:
 async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIterator[str]:
     """Serve the page of a local cluster during the block; yield its address.
 
-    `port` 0: that of the last time if it is free, else any.  Raises WorldError.
+    `port` 0: the port of the last time if it is free, else any.  Raises WorldError.
     """
     before = read_page_file(paths.ui)
     sockets = await _bound(port, 0 if before is None else before.port)
     actual = int(sockets[0].getsockname()[1])
     pages = Pages(ClusterPlace(str(paths.kubeconfig), None, paths), client)
     access = Access(write_page_file(paths.ui, actual).key)
-    server = PageServer(
-        Source(pages.read, pages.text), access, Clock(wall, monotonic, pause), wall()
-    )
-    server.cookie_name = f"unbroken-{actual}"
+    clock = Clock(wall, monotonic, pause)
+    server = PageServer(Source(pages.read, pages.text), access, clock, f"unbroken-{actual}")
     # A stream whose browser has left ends at once: nothing else ends it before its next change.
     runner = web.AppRunner(
         server.application(), shutdown_timeout=CLOSING_SECONDS, handler_cancellation=True
@@ -113,7 +111,7 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
 
 
 async def _bound(port: int, last: int) -> Any:
-    """Listen on the port, or on that of the last time, or on any."""
+    """Listen on the given port; without one (0), on that of the last time, or else on any."""
     tried = (port,) if port else dict.fromkeys((last, 0))
     for one in tried:
         try:

@@ -1,7 +1,7 @@
 """HTTP server of the live page: its files, snapshots of its contents, and one stream of them.
 
-Who may look: a browser with the cookie that a one-time link was exchanged for (`access`). The
-server only reads, and answers nothing but GET.  It listens on the loopback address.
+A browser needs a cookie, which it gets for a one-time link (`access`). The server only reads, and
+answers nothing but GET.  It listens on the loopback address.
 
 A stream sends the contents of one page whenever they have changed. They are whole, so a browser
 that was cut off needs nothing but the next ones. All viewers of a page share one computation.
@@ -28,13 +28,13 @@ from .access import COOKIE_SECONDS, Access
 log = Log(__name__)
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine in a Host header, with any port, which a tunnel may change. Another name
-is that of a page which had its address resolved to this machine (DNS rebinding)."""
+"""Names of this machine in a Host header. The port may differ, because a tunnel changes it. Another
+name belongs to a site whose name was resolved to this machine (DNS rebinding)."""
 LEAST_SECONDS = 1.0
 """Seconds between computations of a page's contents."""
 COST_FACTOR = 20.0
-"""A page is computed again after this many times the seconds of its computation: 5 % of the time
-goes into it, however many ranks a job has."""
+"""A page is computed again after this many times the seconds of its computation. So each page takes
+at most 5 % of the time, however many ranks a job has."""
 SILENCE_SECONDS = 15.0
 """Seconds without a change after which a stream sends a comment: proxies end silent connections."""
 STREAMS_MAX = 48
@@ -112,16 +112,17 @@ class _Contents:
 class PageServer:
     """Answers the requests of browsers."""
 
-    def __init__(self, source: Source, access: Access, clock: Clock, since: float) -> None:
+    def __init__(self, source: Source, access: Access, clock: Clock, cookie_name: str) -> None:
+        """`cookie_name`: a name of this port alone, because browsers share cookies between ports of
+        a host."""
         self._source = source
         self._access = access
         self._clock = clock
-        self._since = since
+        self._cookie_name = cookie_name
+        self._since = clock.wall()
         self._contents: dict[tuple[str, ...], _Contents] = {}
         self._streams = 0
         self._files = built_files()
-        self.cookie_name = "unbroken"
-        """Cookies are the same for all ports of a host: the driver adds the port."""
 
     def application(self) -> web.Application:
         """Make the application of aiohttp."""
@@ -137,7 +138,7 @@ class PageServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse strangers, and give every answer its headers."""
+        """Refuse requests without access, and add the headers to every answer."""
         try:
             answer = self._refusal(request) or await handler(request)
         except web.HTTPException as error:
@@ -150,7 +151,7 @@ class PageServer:
         return answer
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        """The answer to a request that must not be served; None: it may be."""
+        """The answer that refuses a request; None if the request may be served."""
         host = request.headers.get("Host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if name.lower() not in HOSTS:
@@ -161,36 +162,39 @@ class PageServer:
             request.path.startswith("/api/")
         ):
             return _problem(403, "a page of another site may not read this one")
-        if self._access.is_cookie(request.cookies.get(self.cookie_name, ""), self._clock.wall()):
+        if self._has_cookie(request):
             admitted(request)
             return None
-        if request.path == "/" and "link" in request.query:
+        if _has_link(request):
             return None
         if request.path.startswith("/api/"):
             return _problem(401, "this browser has no access: run `unbroken ui` for a link")
         return self._locked()
 
+    def _has_cookie(self, request: web.Request) -> bool:
+        value = request.cookies.get(self._cookie_name, "")
+        return self._access.is_cookie(value, self._clock.wall())
+
     def _locked(self) -> web.Response:
         return web.Response(status=401, text=LOCKED, content_type="text/html")
 
     async def _index(self, request: web.Request) -> web.Response:
-        """The page itself, which shows what its address names; or the exchange of a link."""
+        """Send the page, whose script reads the address; or exchange a link for a cookie."""
+        if not _has_link(request):
+            return web.Response(body=self._files["index.html"], content_type="text/html")
         now = self._clock.wall()
-        if request.path == "/" and "link" in request.query:
-            if self._access.use_link(request.query["link"], now, self._since):
-                answer = web.Response(status=303, headers={"Location": "/"})
-                answer.set_cookie(
-                    self.cookie_name,
-                    self._access.cookie(now),
-                    max_age=COOKIE_SECONDS,
-                    httponly=True,
-                    samesite="Lax",  # a link in a chat must find the cookie; nothing here changes
-                )
-                return answer
-            if not self._access.is_cookie(request.cookies.get(self.cookie_name, ""), now):
-                return self._locked()
-            return web.Response(status=303, headers={"Location": "/"})
-        return web.Response(body=self._files["index.html"], content_type="text/html")
+        answer = web.Response(status=303, headers={"Location": "/"})
+        if self._access.use_link(request.query["link"], now, self._since):
+            answer.set_cookie(
+                self._cookie_name,
+                self._access.cookie(now),
+                max_age=COOKIE_SECONDS,
+                httponly=True,
+                samesite="Lax",  # a link in a chat must find the cookie; nothing here changes
+            )
+        elif not self._has_cookie(request):
+            return self._locked()
+        return answer
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -268,6 +272,10 @@ class PageServer:
         except Exception as error:  # noqa: BLE001 -- one object that cannot be shown ends no stream
             log.error("page not computed", path="/".join(path), error=repr(error))
             return 500, {"problem": "this page could not be computed; see the log of `unbroken up`"}
+
+
+def _has_link(request: web.Request) -> bool:
+    return request.path == "/" and "link" in request.query
 
 
 def _path(request: web.Request) -> tuple[str, ...]:
