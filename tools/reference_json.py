@@ -24,7 +24,8 @@ from unbroken.spec.schema.crd import incident_definition
 
 Parts = Sequence[tuple[str, str]]
 """Functions that make parts of an output, each with the path of its part."""
-INCIDENTS = ("incidents[].", "cli.job.explain:as_value")
+INCIDENT = "cli.job.explain:as_value"
+INCIDENTS = ("incidents[].", INCIDENT)
 JOB = "cli.job.views:job_summary"
 STORY = (
     ("goodput.", "cli.job.views:goodput_value"),
@@ -139,7 +140,7 @@ PAGES: Mapping[str, Parts] = {
     ),
     "page incident": (
         ("", f"{PAGE}:incident_value"),
-        ("incident.", "cli.job.explain:as_value"),
+        ("incident.", INCIDENT),
         ("timeline[].", f"{PAGE}:stage_value"),
     ),
     "page nodes": (
@@ -228,9 +229,6 @@ def _page_schema(name: str, parts: Parts) -> dict[str, Any]:
     made = _schema(name, name, parts)
     made["title"] = f"contents of {name}"
     _require_all(made)
-    if "incident" in made["properties"]:
-        made["properties"]["incident"] |= {"allOf": [{"$ref": "#/$defs/incident"}]}
-        made["$defs"] = {"incident": _incident()}
     return made
 
 
@@ -265,33 +263,32 @@ def _schema(command: str, owner: str, parts: Parts) -> dict[str, Any]:
     }
     for path in _paths(parts):
         kind, text = described(owner, path)
-        *above, name = path.split(".")
-        inside = made
-        for one in above:
-            inside = _inside(inside, one)
+        above, _, name = path.rpartition(".")
+        inside = _inside(made, above)
         inside.setdefault("type", "object")
         # The part of a longer path may have come first.
         value = {"description": text, **schema_of(kind)}
         inside.setdefault("properties", {})[name] = value
-    if INCIDENTS in parts:
-        incident = made["properties"]["incidents"]["items"]
-        incident["allOf"] = [{"$ref": "#/$defs/incident"}]
-        made["$defs"] = {"incident": _incident()}
+    for prefix, source in parts:
+        if source == INCIDENT:
+            _inside(made, prefix.rstrip("."))["allOf"] = [{"$ref": "#/$defs/incident"}]
+            made["$defs"] = {"incident": _incident()}
     if command in EXAMPLES:
         made["examples"] = [EXAMPLES[command]]
     return made
 
 
-def _inside(schema: dict[str, Any], step: str) -> dict[str, Any]:
-    """The schema below one step of a path: `a`, `a[]`, or `[]` for a list as a whole."""
-    name = step.removesuffix("[]")
-    found: dict[str, Any] = schema
-    if name:
-        found = schema.setdefault("properties", {}).setdefault(name, {"type": "object"})
-    if step.endswith("[]"):
-        if found.get("type", "object") == "object":
-            found["type"] = "array"
-        found = found.setdefault("items", {"type": "object"})
+def _inside(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """The schema at the end of a path, whose steps are `a`, `a[]`, or `[]` for a list as a whole;
+    it is made where it is missing."""
+    found = schema
+    for step in path.split(".") if path else ():
+        if name := step.removesuffix("[]"):
+            found = found.setdefault("properties", {}).setdefault(name, {"type": "object"})
+        if step.endswith("[]"):
+            if found.get("type", "object") == "object":
+                found["type"] = "array"
+            found = found.setdefault("items", {"type": "object"})
     return found
 
 
