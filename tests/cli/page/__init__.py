@@ -1,1 +1,1 @@
-"""Tests of the live page: its server, its contents, who may see it."""
+"""Tests of the live page: its server, its contents, and the access to it."""

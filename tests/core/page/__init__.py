@@ -1,1 +1,1 @@
-"""Tests of what the live page shows of ranks and of the past."""
+"""Tests of the views of ranks and of the past for the live page."""

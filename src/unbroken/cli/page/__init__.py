@@ -1,1 +1,1 @@
-"""The live page: its server, what it shows, and who may see it."""
+"""The live page: its server, its contents, and the access to it."""

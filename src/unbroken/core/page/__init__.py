@@ -1,1 +1,1 @@
-"""What the live page shows of a job's ranks and of its past, in bounded size.  Pure."""
+"""Views of a job's ranks and of its past in bounded size, for the live page.  Pure."""
