@@ -121,6 +121,7 @@ PAGES: Mapping[str, Parts] = {
         ("", f"{PAGE}:jobs_page"),
         ("jobs[].", JOB),
         ("jobs[].", f"{PAGE}:job_row"),
+        ("jobs[].", f"{PAGE}:training_values"),
         ("jobs[].goodput.", GOODPUT),
         ("resumed[].", "cli.job.resumed:summary"),
         ("resumed[].lastLoss.", LOSS),
@@ -128,6 +129,7 @@ PAGES: Mapping[str, Parts] = {
     "page job": (
         ("", JOB),
         ("", f"{PAGE}:job_page"),
+        ("", f"{PAGE}:training_values"),
         ("goodput.", GOODPUT),
         ("parts[].", f"{PAGE}:part_value"),
         ("history.", f"{PAGE}:history_value"),

@@ -39,7 +39,7 @@ def test_an_incident_is_told_as_by_explain() -> None:
     assert value["cost"].startswith("13.000 s until training resumed, then 20 steps repeated")
     assert [one["stage"] for one in value["timeline"]] == ["last progress", "detected", "resumed"]
     assert value["incident"]["groups"][0]["isOutlier"] is True
-    with pytest.raises(SpecError, match=r"job train has no incident 7 \(the newest it has: 2\)"):
+    with pytest.raises(SpecError, match=r"job train has no incident 7 \(it has: 2\)"):
         incident_value(JOB, [HUNG], 7, 200.0)
 
 

@@ -130,8 +130,13 @@ def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequ
     """The incident with this number, or the newest."""
     if number is None:
         return incidents[-1:]
-    found = [one for one in incidents if one.number == number]
-    if not found:
+    return [numbered(job, incidents, number)]
+
+
+def numbered(job: str, incidents: Sequence[Incident], number: int) -> Incident:
+    """The incident with this number; SpecError if the job has none."""
+    found = next((one for one in incidents if one.number == number), None)
+    if found is None:
         known = ", ".join(str(one.number) for one in incidents) or "none"
         raise SpecError(f"job {job} has no incident {number} (it has: {known})")
     return found

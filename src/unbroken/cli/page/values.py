@@ -13,8 +13,9 @@ from typing import Any
 from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
 from unbroken.cli.job.agents import bound_lines, differing, reports, watch_value
 from unbroken.cli.job.dead_nodes import fence_waits
+from unbroken.cli.job.describe import EVENTS_SHOWN
 from unbroken.cli.job.detectors import detector_values
-from unbroken.cli.job.explain import as_value
+from unbroken.cli.job.explain import as_value, numbered
 from unbroken.cli.job.jobs import job_values
 from unbroken.cli.job.resumed import event_values, events_of, resumed_jobs, summary
 from unbroken.cli.job.story import because_text, cost_text, sign_text, story, unseen, without_blame
@@ -44,7 +45,6 @@ from unbroken.cli.nodes.views import (
 from unbroken.core.job.record import timeline
 from unbroken.core.page.heat_map import HeatMap, heat_map
 from unbroken.core.page.history import MetricHistory
-from unbroken.errors import SpecError
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import AgentReport
@@ -56,7 +56,6 @@ JOBS_MAX = 200
 """Jobs whose past is kept."""
 INCIDENTS_SHOWN = 50
 """Newest incidents on the page of a job."""
-EVENTS_SHOWN = 12
 DIFFERENT_SHOWN = 32
 """Ranks that differ, in the table below the heat map."""
 TEXT_SHOWN = 2000
@@ -67,7 +66,7 @@ WORD_SHOWN = 60
 
 @dataclass(slots=True)
 class JobPast:
-    """What was seen of a job since the page's server started."""
+    """Reports of a job's ranks since the page's server started."""
 
     history: MetricHistory = field(default_factory=lambda: MetricHistory(SAMPLE_SECONDS))
     ranks: int | None = None
@@ -98,7 +97,7 @@ async def sample(cluster: Cluster, pasts: Pasts, now: float, jobs: Iterable[Obje
 
 
 def past(pasts: Pasts, job: Object) -> JobPast:
-    """The past of a job; that of the job which was used longest ago makes room."""
+    """The past of a job. Beyond JOBS_MAX, the past that was read longest ago is dropped."""
     uid = str(job["metadata"]["uid"])
     pasts[uid] = found = pasts.pop(uid, None) or JobPast()
     if len(pasts) > JOBS_MAX:
@@ -109,21 +108,30 @@ def past(pasts: Pasts, job: Object) -> JobPast:
 async def jobs_page(cluster: Cluster, pasts: Pasts, now: float) -> dict[str, Any]:
     """All jobs, with the step and the steps per second that were seen last."""
     found = await job_values(cluster, "", now)
-    shown = [job_row(job, value, pasts.get(str(job["metadata"]["uid"]))) for job, value in found]
+    shown = [
+        job_row(job, value, pasts.get(str(job["metadata"]["uid"]), JobPast()))
+        for job, value in found
+    ]
     others = await resumed_jobs(cluster, "")
     return {"jobs": shown, "resumed": [summary(one.job) for one in others]}
 
 
-def job_row(job: Object, value: Mapping[str, Any], seen: JobPast | None) -> dict[str, Any]:
+def job_row(job: Object, value: Mapping[str, Any], seen: JobPast) -> dict[str, Any]:
     """A job in the list."""
-    history = JobPast().history if seen is None else seen.history
     return {
         **value,
         "message": value["message"][:TEXT_SHOWN],
         "goodput": value["goodput"],
-        "worldSize": (seen.ranks if seen else None) or world_size(job, ()),
-        "step": history.step,
-        "stepsPerSecond": history.rate if value["state"] == "Running" else None,
+        **training_values(job, seen),
+    }
+
+
+def training_values(job: Object, seen: JobPast) -> dict[str, Any]:
+    """The ranks of a job, and how far and how fast they train."""
+    return {
+        "worldSize": seen.ranks or world_size(job, ()),
+        "step": seen.history.step,
+        "stepsPerSecond": seen.history.rate if state(job) == "Running" else None,
     }
 
 
@@ -149,9 +157,7 @@ async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dic
         **value,
         "message": value["message"][:TEXT_SHOWN],
         "now": time_text(now, has_microseconds=True),
-        "worldSize": seen.ranks,
-        "step": seen.history.step,
-        "stepsPerSecond": seen.history.rate if state(job) == "Running" else None,
+        **training_values(job, seen),
         "goodput": good,
         "parts": [part_value(*one) for one in goodput_parts(good)],
         "history": history_value(seen.history),
@@ -183,7 +189,7 @@ def rank_value(rank: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pod_value(pod: Mapping[str, Any], report: AgentReport | None) -> dict[str, Any]:
-    """A pod, and what its agent reports."""
+    """A pod with the report of its agent."""
     return {
         "name": pod["name"],
         "node": pod["node"],
@@ -207,7 +213,7 @@ def history_value(found: MetricHistory) -> dict[str, Any]:
     return {
         "times": [round(one.at, 1) for one in points],
         "steps": [one.step for one in points],
-        "rates": [None if one.rate is None else float(f"{one.rate:.4g}") for one in points],
+        "rates": [_short(one.rate) for one in points],
         "metricNames": list(found.names),
         "metricValues": [[one.metrics.get(name) for one in points] for name in found.names],
     }
@@ -266,7 +272,7 @@ def incident_value(
     job: Object, incidents: Sequence[Incident], number: int, now: float
 ) -> dict[str, Any]:
     """The incident of this number as the page shows it."""
-    one = _numbered(job, incidents, number)
+    one = numbered(job["metadata"]["name"], incidents, number)
     culprit = one.culprit
     others = [each for each in one.signals if each != culprit]
     return {
@@ -296,19 +302,10 @@ def stage_value(incident: Incident, name: str, at: float, since: float) -> dict[
     }
 
 
-def _numbered(job: Object, incidents: Sequence[Incident], number: int) -> Incident:
-    found = next((each for each in incidents if each.number == number), None)
-    if found is None:
-        known = ", ".join(str(each.number) for each in incidents[-9:]) or "none"
-        name = job["metadata"]["name"]
-        raise SpecError(f"job {name} has no incident {number} (the newest it has: {known})")
-    return found
-
-
 async def incident_text(cluster: Cluster, name: str, number: int, now: float) -> str:
     """The story of an incident as `unbroken explain --stacks` prints it, to be kept as a file."""
     job = await cluster.job(name)
-    one = _numbered(job, await cluster.incidents(job), number)
+    one = numbered(name, await cluster.incidents(job), number)
     head = f"job {job['metadata']['namespace']}/{name}"
     return "\n".join([head, *story(one, now=now, is_full=True), ""])
 
