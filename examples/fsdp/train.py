@@ -299,7 +299,7 @@ def filed(options: Options) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Texts:
-    """What a rank trains on."""
+    """The data of a rank: to train on, and to validate."""
 
     vocabulary: int
     stream: Samples

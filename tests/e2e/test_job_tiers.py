@@ -1,4 +1,4 @@
-"""Where the state of a job comes from: memory, then the buddy, then the store, and what says so."""
+"""The sources of a job's state: memory, then the buddy, then the store. `explain` names them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SIZES = {
     **{"max_context_width": 64, "num_key_value_heads": 2, "num_heads": 2, "hidden_width": 32},
     **{"intermediate_size": 64, "num_layers": 2},
 }
-"""What a CPU trains in milliseconds; the document's model has 13 billion parameters."""
+"""Sizes of a model that a CPU trains in milliseconds; the document's has 13 billion parameters."""
 CARD = """---
 configs:
 - config_name: en

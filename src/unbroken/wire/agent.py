@@ -329,7 +329,7 @@ class HistoryCommand:
     """Keep the job's incidents for a worker that asks for them (`worker.track`)."""
 
     version: Natural
-    """Another one for other incidents; never 0."""
+    """Changes with the incidents; never 0."""
     incidents: Annotated[tuple[PastIncident, ...], Meta(max_length=HISTORY_MAX)]
     """The newest incidents, oldest first."""
     restarts: Natural

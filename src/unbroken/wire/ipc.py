@@ -75,8 +75,8 @@ RECEIPT = "receipt"
 `replicas` as ranges; not answered."""
 
 HISTORY = "history"
-"""Ours: a question for the job's incidents, and its answer: `version` (0: the operator has told
-none), and then the fields of `wire.agent.HistoryCommand`."""
+"""Ours: a question for the job's incidents, and its answer: `version` (0: the operator has sent
+none), and then the other fields of `wire.agent.HistoryCommand`."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

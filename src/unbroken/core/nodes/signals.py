@@ -69,7 +69,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuValues:
-    """What is shown of one GPU in metrics: nothing here is a sign of a fault."""
+    """Values of one GPU for metrics; none is a sign of a fault."""
 
     index: int
     pci: str

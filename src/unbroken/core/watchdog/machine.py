@@ -667,7 +667,7 @@ class Watchdog:
         self._ended: dict[int, RankWatch] = {}
         self._before = dict(taught or {})
         self._taught: dict[int, Taught] = {}
-        """Rhythms that ranks have taught which have ended."""
+        """Rhythms learned from ranks that have ended."""
 
     @property
     def turns(self) -> int:

@@ -227,7 +227,7 @@ class Scalar(NamedTuple):
     """Returns the value of what was given, or BAD."""
     blank: Callable[[], Any]
     wanted: str
-    """In words."""
+    """Description of a good value, for errors."""
 
 
 _TIME: Final = Scalar(

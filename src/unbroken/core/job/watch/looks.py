@@ -293,7 +293,7 @@ class Looks:
     def add(
         self, ranks: Mapping[int, RankEvidence], what: Blame, world: int, *, is_whole: bool
     ) -> StillRanks | None:
-        """Compare a look with earlier ones; return the ranks that do not move by it.
+        """Compare a look with earlier ones; return the ranks that have not moved since.
 
         A look that nobody answered changes nothing of that: the next one is compared with the one
         before it, and counters show what happened between. What was known is not forgotten either
