@@ -26,16 +26,13 @@ from aiobotocore.session import get_session
 from torch import distributed
 
 from tests.worker.forked import Child, fork, group
-from tests.worker.s3_stores import S3, running_s3
+from tests.worker.s3_stores import NEW, OLD, RANKS, S3, running_s3
 from unbroken import worker
 from unbroken.worker.checkpointing import storage
 from unbroken.worker.checkpointing.checkpoints import Superseded
 
-RANKS = 2
 POINTS_MAX = 500
 OUTAGE_REQUESTS = 20
-OLD, NEW = 0.0, 0.5
-"""Added to a step to get the weights, so that the result says which attempt has written it."""
 S3_SERVER: S3
 
 

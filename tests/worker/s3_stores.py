@@ -16,6 +16,10 @@ from typing import IO, Any
 _VENV = Path(sys.prefix)
 PYTHONPATH = f"{_VENV}/s3"
 """Folder of s3fs and what it needs (tools/setup.sh)."""
+RANKS = 2
+"""Ranks of a save that `s3_crashes.py` breaks."""
+OLD, NEW = 0.0, 0.5
+"""Added to a step to get the weights, so that the result says which attempt has written it."""
 
 
 @dataclass

@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.worker.s3_stores import PYTHONPATH
+from tests.worker.s3_stores import NEW, OLD, PYTHONPATH, RANKS
 
 pytestmark = pytest.mark.slow
 each = [pytest.mark.heavy, pytest.mark.timeout(3600)]
-RANKS, OLD, NEW = 2, 0.0, 0.5
-"""As in `s3_crashes.py`, which only a Python with s3fs can import."""
 
 
 def crashes(kind: str, stride: int) -> list[dict[str, Any]]:
