@@ -164,9 +164,7 @@ def main() -> None:
             folder.mkdir()
             found = measure(size, options.rounds, folder)
             told[name] = {way.replace("`", ""): times for way, times in found.items()}
-            print(
-                f"| {name} | copy, s | waits, s | / copy | / torch's | done, s | / torch's | MB/s |"
-            )
+            print(f"| {name} |{HEAD}")
             print("|---|---|---|---|---|---|---|---|", *table(size, found), sep="\n", flush=True)
             shutil.rmtree(folder)
             told["load_after"] = os.getloadavg()
