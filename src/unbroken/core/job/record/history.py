@@ -8,7 +8,6 @@ one, so that a lost message, another operator and another agent need no rule of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
 from zlib import crc32
 
 from unbroken.core.job.events import AskAgent, JobEffect
@@ -36,8 +35,7 @@ class HistorySender:
         self._version = 0
         self._past: tuple[PastIncident, ...] = ()
         self._shown: dict[int, tuple[Incident, PastIncident]] = {}
-        """What was made of each incident: an agent asks each second, and removing secrets takes
-        long."""
+        """Each incident with its short form, kept because removing secrets takes long."""
 
     def note(self, member: Member) -> None:
         """Take a report of an agent."""
@@ -58,9 +56,8 @@ class HistorySender:
         report = member.report
         if member.lost_why or member.uid not in state.roster.members:
             return []
-        if report is None or report.history is None:
-            return []
-        if not self._past or report.history == self._version:
+        known = None if report is None else report.history
+        if known in (None, self._version) or not self._past:
             return []
         return [AskAgent(member.uid, self._command(now))]
 
@@ -74,13 +71,11 @@ class HistorySender:
             self._shown[number] = known
         self._past = tuple(past for _, past in self._shown.values())
         # 0 is the version of an agent that has none.
-        self._version = crc32(repr([astuple(incident) for incident in self._past]).encode()) | 1
+        self._version = crc32(repr(self._past).encode()) | 1
 
     def _command(self, now: float) -> HistoryCommand:
         state = self._state
-        incidents = state.incidents
-        kept = [*incidents.closed.values(), *([incidents.open] if incidents.open else [])]
-        found = goodput(state.status, kept, state.ledger, now)
+        found = goodput(state.status, state.incidents.kept, state.ledger, now)
         return HistoryCommand(
             self._version,
             self._past,

@@ -356,6 +356,5 @@ class Receipts:
         """Return the incident that led to the attempt: the last one before it, in this life of the
         job."""
         incidents, start = self._state.incidents, self._state.status.start_time or 0.0
-        known = [*incidents.closed.values(), *filter(None, [incidents.open])]
-        past = [one for one in known if one.detected_at >= start and one.attempt < attempt]
+        past = [one for one in incidents.kept if one.detected_at >= start and one.attempt < attempt]
         return max(past, key=lambda one: one.number, default=None)

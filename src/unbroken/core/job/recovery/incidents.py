@@ -192,6 +192,11 @@ class Incidents:
         """Number of kept incidents whose restart cost no budget; the ledger counts the others."""
         return sum(one.culprit.fault in UNCHARGED for one in self.closed.values())
 
+    @property
+    def kept(self) -> list[Incident]:
+        """The closed incidents that are kept, and the open one."""
+        return [*self.closed.values(), *([self.open] if self.open else [])]
+
     def remember(self, incident: Incident) -> None:
         """Take over an incident that an earlier operator has written."""
         if incident.number in self._numbers:
