@@ -364,6 +364,12 @@ def batch_of(samples: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def part_of(held: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
+    """Return the samples on which a rank validates: all ranks together have the same ones, whatever
+    their number. Of more ranks than samples, some have the same one."""
+    return held[rank % len(held) :: ranks]
+
+
 @torch.no_grad()
 def validate(model: Llama, batches: Sequence[Tensor], device: torch.device) -> float:
     """Return the mean loss of samples that are not trained on."""
@@ -400,9 +406,8 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), options.learning_rate, weight_decay=options.weight_decay
         )
-        # The same samples for any number of ranks.
-        samples = list(texts.held[dist.get_rank() :: dist.get_world_size()])
-        self.validation = torch.split(torch.stack(samples), options.val_batch_size)
+        samples = part_of(texts.held, dist.get_rank(), dist.get_world_size())
+        self.validation = torch.split(torch.stack(list(samples)), options.val_batch_size)
         self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
         self.saved = None
         if options.checkpoint_dir:

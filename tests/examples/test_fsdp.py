@@ -9,10 +9,12 @@ import gzip
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,17 @@ def test_a_package_that_is_missing_is_named_with_what_to_do_without_it(tmp_path:
     assert line.endswith("(pip install datasets) Or give --dataset_path=FOLDER with *.jsonl files.")
     done = train(tmp_path, sys.executable, "--tokenizer=some/tokenizer")
     assert "(pip install transformers) Or give --tokenizer=FOLDER, or none" in done.stderr
+
+
+@pytest.mark.slow
+def test_each_rank_has_samples_to_validate_on() -> None:
+    pytest.importorskip("torch")
+    part_of = runpy.run_path(str(TRAIN))["part_of"]
+    held = list(range(64))
+    for ranks in (1, 3, 64):
+        parts = [part_of(held, rank, ranks) for rank in range(ranks)]
+        assert sorted(chain.from_iterable(parts)) == held
+    assert [part_of(held, rank, 1000) for rank in (0, 63, 64, 999)] == [[0], [63], [0], [39]]
 
 
 @pytest.mark.parametrize("option", ["--dataset=allenai/c4", "--tokenizer=some/tokenizer"])
