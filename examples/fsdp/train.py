@@ -39,6 +39,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from unbroken import worker
 
 VALIDATION_SAMPLES = 64
+MAY_BE_ZERO = ("offload_activations", "max_steps", "warmup", "seed", "data_workers")
+"""Whole numbers of Options that may be 0; all others are at least 1."""
 
 
 @dataclass(frozen=True)
@@ -477,18 +479,28 @@ class Training:
 
 def parse_options() -> Options:
     """Parse the command line, which is made from the fields of Options."""
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--OPTION=VALUE ...]",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog="The class Options in this file says what each option is for.",
+    )
     for field in fields(Options):
         default = field.default
         parser.add_argument(f"--{field.name}", type=type(default), default=default, help=" ")
     options = Options(**vars(parser.parse_args()))
+    for name, value in vars(options).items():
+        least = 0 if name in MAY_BE_ZERO else 1
+        if isinstance(value, int) and value < least:
+            parser.error(f"--{name}={value}: give a whole number of at least {least}")
     if options.model_type not in ("llama_v2", "llama_v3"):
         parser.error(f"--model_type={options.model_type}: this is a Llama (llama_v2)")
     if options.sharding_strategy not in ("full", "hybrid"):
         parser.error(f"--sharding_strategy={options.sharding_strategy}: give full or hybrid")
-    if options.num_heads % options.num_key_value_heads or options.hidden_width % options.num_heads:
+    width, heads, shared = options.hidden_width, options.num_heads, options.num_key_value_heads
+    if heads % shared or width % (2 * heads):
         parser.error(
-            "--hidden_width is a multiple of --num_heads, and that of --num_key_value_heads"
+            f"--hidden_width={width} --num_heads={heads} --num_key_value_heads={shared}: the width "
+            "must be a multiple of 2 * num_heads, and num_heads one of num_key_value_heads"
         )
     return options
 

@@ -139,6 +139,25 @@ def test_a_package_that_is_missing_is_named_with_what_to_do_without_it(tmp_path:
     assert "(pip install transformers) Or give --tokenizer=FOLDER, or none" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--num_key_value_heads=0", "--num_key_value_heads=0: give a whole number of at least 1"),
+        ("--warmup=-1", "--warmup=-1: give a whole number of at least 0"),
+        ("--hidden_width=132", "--hidden_width=132 --num_heads=4 --num_key_value_heads=2: the "),
+        ("--max_steps=abc", "argument --max_steps: invalid int value: 'abc'"),
+    ],
+)
+@pytest.mark.slow
+def test_a_wrong_option_is_refused_in_two_lines(tmp_path: Path, option: str, message: str) -> None:
+    pytest.importorskip("torch")
+    done = train(tmp_path, sys.executable, option)
+    assert done.returncode == 2
+    usage, error = done.stderr.splitlines()
+    assert usage == "usage: train.py [--OPTION=VALUE ...]"
+    assert error.startswith(f"train.py: error: {message}")
+
+
 @pytest.mark.slow
 def test_each_rank_has_samples_to_validate_on() -> None:
     pytest.importorskip("torch")
