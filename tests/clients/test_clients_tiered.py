@@ -95,7 +95,8 @@ class Training:
         words = ["chaos", kind, *place, "tiered", "--rank", str(rank)]
         done = run_unbroken(words, Path.cwd(), os.environ)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert self.wait_loaded(attempts) >= saved, self.loads()
+        loaded = self.wait_loaded(attempts)
+        assert loaded >= saved, f"{self.loads()}\n{self.output.read_text()[-20_000:]}"
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ class Members:
     ports: list[int] = field(default_factory=list)
     """Ports of all that were ever started; each on its loopback address."""
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    listed: set[int] = field(default_factory=set)
+    """Ports that are listed although nothing answers there."""
 
     async def start(self, port: int = 0) -> int:
         """Start a server, again if its port is given; return its port."""
@@ -78,8 +80,8 @@ class Members:
             await task
 
     async def addresses(self) -> Iterable[str]:
-        """Return the addresses of those that run."""
-        return [f"127.0.0.1:{port}" for port in self.running]
+        """Return the addresses of those that run, and of those that are only listed."""
+        return [f"127.0.0.1:{port}" for port in self.listed.union(self.running)]
 
     async def ask(self, port: int, method: str, path: str, **more: Any) -> tuple[int, bytes, Any]:
         """Return status, body and headers of an answer."""
@@ -162,6 +164,34 @@ async def test_a_lost_member_loses_nothing_one_after_the_other(tmp_path: Path) -
             await made.hold(6)
             found = [await made.get(made.ports[3], rank, 7) for rank in range(3)]
             assert found == [b"0", b"1", b"2"]
+
+
+async def test_a_member_that_does_not_answer_is_replaced_by_the_next(tmp_path: Path) -> None:
+    async with members(tmp_path, 3) as made:
+        lost = made.ports[2]
+        await made.stop(lost)
+        made.listed.add(lost)
+        await until(made.contents, lambda contents: all(one.members == 3 for one in contents))
+        path = "/v1/cp/namespaces/wide"
+        assert (await made.ask(made.ports[0], "POST", f"{path}?num_ranks=24"))[0] == 200
+        for rank in range(24):
+            path = f"/v1/cp/checkpoints/wide/{rank}/7"
+            status, *_ = await made.ask(made.ports[0], "POST", path, data=b"%d" % rank)
+            assert status == 200
+        assert [len(one.shards["wide"]) for one in await made.contents()] == [24, 24]
+
+        await made.start(lost)
+        addresses = [f"127.0.0.1:{port}" for port in made.running]
+        expected = [
+            {rank for rank in range(24) if one in in_order(addresses, "wide", rank)[:COPIES]}
+            for one in addresses
+        ]
+
+        async def ranks() -> list[set[int]]:
+            contents = await made.contents()
+            return [{held.rank for held in one.shards.get("wide", ())} for one in contents]
+
+        assert await until(ranks, lambda found: found == expected)
 
 
 async def test_all_that_a_member_lists_can_be_fetched_after_another_has_joined(

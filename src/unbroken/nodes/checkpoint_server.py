@@ -311,6 +311,9 @@ class Member:
             with unless_refused(self._files.receive(shard)) as incoming:
                 await fill(incoming, request)
                 self._files.keep(incoming, retained)
+            holders = self._peers.order(key.namespace, key.rank)[:COPIES]
+            # A shard that is here in place of another member goes there once that answers.
+            self._is_incomplete = self._is_incomplete or self._peers.own not in holders
             return web.json_response({"status": "ok"})
         settings = await self._settings(key.namespace)
         if key.rank >= settings.num_ranks - 1:
@@ -342,16 +345,23 @@ class Member:
         return is_stale_metadata(key, held)
 
     async def _store(self, incoming: IncomingShard, retained: int) -> None:
-        """Keep a shard that has come whole at the members that hold its rank."""
+        """Keep a shard that has come whole at the first `COPIES` members of its rank that take it.
+
+        One that does not answer is replaced by the next in the order, until it is there again.
+        """
         key = incoming.shard.key
-        holders = self._peers.order(key.namespace, key.rank)[:COPIES]
-        others = [member for member in holders if member != self._peers.own]
-        statuses = await asyncio.gather(
-            *(self._send(incoming.shard, incoming.path, member, retained) for member in others)
-        )
-        is_kept = self._peers.own in holders
-        count = statuses.count(200)
-        self._is_incomplete = self._is_incomplete or count < len(others)
+        order = self._peers.order(key.namespace, key.rank)[:ASKED]
+        is_kept, count, asked = False, 0, 0
+        while count < COPIES and asked < len(order):
+            members = order[asked : asked + COPIES - count]
+            asked += len(members)
+            others = [member for member in members if member != self._peers.own]
+            statuses = await asyncio.gather(
+                *(self._send(incoming.shard, incoming.path, member, retained) for member in others)
+            )
+            is_kept = is_kept or self._peers.own in members
+            count += statuses.count(200) + len(members) - len(others)
+        self._is_incomplete = self._is_incomplete or asked > COPIES or count < COPIES
         # Rather one copy here than none.
         if is_kept or count == 0:
             self._files.keep(incoming, retained)
@@ -507,20 +517,25 @@ class Member:
         copies, surplus = repairs(self._peers.own, self._peers.members, shards, known)
         for shard, member in copies:
             with self._noted():
-                await self._copy(shard, member)
+                # The next look drops those that are here in place of another member.
+                self._is_incomplete = await self._copy(shard, member) or self._is_incomplete
         for shard in surplus:
             with self._noted():
                 self._files.remove(shard.key, shard.stamp + 1)
         if copies or surplus:
             log.info("checkpoints copied", count=len(copies))
 
-    async def _copy(self, shard: Shard, member: str) -> None:
-        """Copy a shard to another member, if it is still here. Raises OSError."""
+    async def _copy(self, shard: Shard, member: str) -> bool:
+        """Copy a shard to another member, if it is still here. Raises OSError.
+
+        Returns True if another look is due: it was copied, or the member did not answer.
+        """
         settings = self._memory.settings(shard.key.namespace)
         retained = STEPS_RETAINED if settings is None else settings.steps_retained
-        if self._files.find(shard.key) == shard:
-            status = await self._send(shard, self._files.path(shard), member, retained)
-            self._is_incomplete = self._is_incomplete or status == 0
+        if self._files.find(shard.key) != shard:
+            return False
+        status = await self._send(shard, self._files.path(shard), member, retained)
+        return status in (0, 200)
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
