@@ -1,4 +1,4 @@
-"""The picture and the figures of the README are those of the result file."""
+"""The picture and the figures of the README and of its promises are those of the result file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import recovery_picture
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PROMISES = (ROOT / "docs/explanation/promises.md").read_text()
 RUN = json.loads(recovery_picture.RESULT.read_text())
 ROWS = recovery_picture.rows(RUN["cells"][0])
 
@@ -34,10 +36,10 @@ def test_the_picture_is_in_words_beside_it() -> None:
         ("torchft", "| {0:.2f} s |"),
     ],
 )
-def test_a_figure_of_the_readme_is_that_of_the_run(mode: str, sentence: str) -> None:
+def test_a_figure_of_the_pages_is_that_of_the_run(mode: str, sentence: str) -> None:
     (row,) = (one for one in ROWS if one["mode"] == mode)
     said = sentence.format(row["p50_seconds"], row["recovered"], row["kills"])
-    assert said in " ".join(README.split())
+    assert said in " ".join(f"{README} {PROMISES}".split())
 
 
 def test_a_mode_without_a_figure_is_last_and_says_why() -> None:
