@@ -202,10 +202,17 @@ def test_the_cluster_api_knows_who_makes_machines(provider: str) -> None:
         assert f"--node-provider={provider}" in container["args"]
 
 
-@pytest.mark.parametrize("name", ["unbroken-operator", "unbroken-cluster-api"])
-def test_pods_meet_the_restricted_standard(name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("Deployment", "unbroken-operator"),
+        ("Deployment", "unbroken-cluster-api"),
+        ("DaemonSet", "checkpoint-memory"),
+    ],
+)
+def test_pods_meet_the_restricted_standard(kind: str, name: str) -> None:
     """Check the pods against Kubernetes' Pod Security Standard `restricted`."""
-    pod = pod_of(one_of(render(EVERYTHING), "Deployment", name))
+    pod = pod_of(one_of(render(EVERYTHING), kind, name))
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -260,7 +267,7 @@ def test_selectors_find_what_they_are_about() -> None:
         assert sum(wanted <= labels for labels in pods) == 1
     budget = one_of(found, "PodDisruptionBudget", "unbroken-operator")
     services = [one["spec"]["selector"] for one in of_kind(found, "Service")]
-    assert len(services) == 3
+    assert len(services) == 4
     for wanted in (budget["spec"]["selector"]["matchLabels"], *services):
         assert sum(wanted.items() <= labels for labels in pods) == 1
 

@@ -11,6 +11,7 @@ import yaml
 
 from tests.deploy.charts import CHART, NAMESPACE, Object
 from tests.deploy.planes import Plane
+from unbroken.core.checkpoint_memory import SERVICE
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 
@@ -18,6 +19,7 @@ OPERATOR = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/unbroken-operator"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MACHINES = "/apis/unbroken.dev/v1/machines"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/unbroken-operator"
+CHECKPOINTS = SERVICE.partition(".")[0]
 POLICY = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies/unbroken-operator"
 
 
@@ -101,3 +103,29 @@ def test_a_second_release_on_the_cluster_is_refused(plane: Plane) -> None:
         plane.install({})
     with pytest.raises(helm_python.HelmError, match=r"unbroken.*cannot be imported"):
         plane.install({}, name="unbroken-too")
+
+
+def test_the_checkpoint_memory_has_one_owner(plane: Plane) -> None:
+    on: Object = {"checkpointMemory": {"enabled": True}}
+    if plane.helm.list():
+        plane.helm.upgrade(str(CHART), "unbroken", on)
+    else:
+        plane.install(on)
+    service = plane.api.get(f"/api/v1/namespaces/{NAMESPACE}/services/{CHECKPOINTS}").made
+    assert service["spec"]["clusterIP"] == "None"
+    daemons = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/checkpoint-memory"
+    pod = plane.api.get(daemons).made["spec"]["template"]["spec"]
+    (volume,) = (one["emptyDir"] for one in pod["volumes"] if one["name"] == "checkpoints")
+    assert volume == {"medium": "Memory", "sizeLimit": "16640Mi"}
+    # All else of it is off or has another name.
+    off: Object = {"enabled": False}
+    other: Object = {
+        **on,
+        **dict.fromkeys(("nodes", "nodeDaemon", "webhook", "networkPolicy", "metrics"), off),
+        "crds": {"install": False},
+        "operator": {"namespace": NAMESPACE, "podDisruptionBudget": False},
+    }
+    with pytest.raises(helm_python.HelmError, match=rf"{CHECKPOINTS}.*cannot be imported"):
+        plane.install(other, name="other")
+    plane.helm.upgrade(str(CHART), "unbroken", {"checkpointMemory": off})
+    plane.gone(daemons)
