@@ -22,7 +22,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "build/docs-source"
 CONFIG = ROOT / "build/mkdocs.yml"
-PATTERNS = ("*.md", "docs/**/*.md", "benchmarks/README.md")
+PATTERNS = ("*.md", "docs/**/*.md", "benchmarks/README.md", "examples/*/README.md")
 SECTIONS = {
     "docs/guide": "How-to guides",
     "docs/reference": "Reference",
@@ -32,7 +32,7 @@ SECTIONS = {
 OTHERS = "Explanation"
 MERMAID = ROOT / ".venv/docs/mermaid.min.js"
 """The program that draws diagrams, from its npm package; the theme would load it from a network."""
-LINK = re.compile(r"\]\(([^)\s#]+)[^)\s]*\)|(?:src|srcset)=\"([^\"]+)\"")
+LINK = re.compile(r"\]\(\s*([^)\s#]+)[^)\s]*\)|(?:src|srcset)=\"([^\"]+)\"")
 
 
 def pages() -> list[Path]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import tool
+
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
-)
-LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
+docs = tool("docs")
+PAGES: list[Path] = docs.pages()
+LINK = re.compile(r"\]\(\s*([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 CODE = re.compile(r"^(```.*?^```|    .*?)$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -41,6 +42,16 @@ def broken(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert broken(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_site_has_each_file_that_a_page_links_to(page: Path) -> None:
+    found = LINK.finditer(CODE.sub("", page.read_text()))
+    names = [(one[1] or one[2]).partition("#")[0] for one in found]
+    targets = {(page.parent / name).resolve() for name in names if name and "://" not in name}
+    files = {target for target in targets if target.is_file() and target.suffix != ".md"}
+    assert files <= set(docs.linked(page))
+    assert {target for target in targets if target.suffix == ".md"} <= set(PAGES)
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
