@@ -299,6 +299,7 @@ faults | text[] | conditions of the node that are faults
 repairNow | text | current repair in a sentence; empty: none
 repairs | text[] | earlier repairs, the newest first
 scoreText | text | blame score, and the limit for quarantine
+top:problem | text | part that is not shown, and why; empty: none
 """
 
 KEYS = {

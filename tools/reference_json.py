@@ -152,6 +152,8 @@ PAGES: Mapping[str, Parts] = {
     ),
 }
 """Contents of the live page, which its server sends as JSON."""
+TOP, TOP_JOBS, TOP_JOB = "top", ("page jobs", "page nodes"), "page job"
+"""The command that prints the contents of pages: of two without a job, else of one."""
 EXAMPLES: Mapping[str, Any] = json.loads(Path(__file__).with_name("json_examples.json").read_text())
 """Output of each command on a local cluster of two nodes, recorded on 2026-11-27: lists are cut to
 one item, and keys of the cluster API are left out."""
@@ -165,7 +167,7 @@ FOREIGN = {
 
 def json_forms(commands: Iterable[str]) -> Iterator[str]:
     """Keys of each command's answer; `commands`: those that have the option `-o`."""
-    known = {name for names in FORMS for name in names} | FOREIGN.keys()
+    known = {name for names in FORMS for name in names} | FOREIGN.keys() | {TOP}
     if known != set(commands):
         odd = sorted(known.symmetric_difference(commands))
         raise SystemExit(f"tools/reference_json.py: commands with -o that do not fit: {odd}")
@@ -203,6 +205,17 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
         "in any version.",
         "",
     )
+    jobs, nodes, job = (f"[{name}](schemas/{_file(name)})" for name in (*TOP_JOBS, TOP_JOB))
+    kind, text = described(TOP, "problem")
+    yield from (
+        "## top",
+        "",
+        f"The contents of {jobs} and {nodes} as one object; with a job, those of {job}. Each has",
+        f"one more key, `problem` ({type_text(kind)}): {text}.",
+        "",
+        f"JSON Schema: [{TOP}](schemas/{_file(TOP)})",
+        "",
+    )
     yield from ("## cluster create, list, describe, update, delete", "")
     yield from (f"`-o json` prints {next(iter(FOREIGN.values()))}.", "")
     yield from (
@@ -223,6 +236,7 @@ def schemas() -> Mapping[str, str]:
         for name in names
     }
     found |= {_file(name): _page_schema(name, parts) for name, parts in PAGES.items()}
+    found[_file(TOP)] = _top_schema()
     return {name: json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}
 
 
@@ -231,6 +245,19 @@ def _page_schema(name: str, parts: Parts) -> dict[str, Any]:
     made = _schema(name, name, parts)
     made["title"] = f"contents of {name}"
     _require_all(made)
+    return made
+
+
+def _top_schema() -> dict[str, Any]:
+    """The schema of `unbroken top -o json`: pages, and what of them is not shown."""
+    made = _schema(TOP, TOP, ())
+    kind, text = described(TOP, "problem")
+    made["anyOf"] = []
+    for pages in (TOP_JOBS, (TOP_JOB,)):
+        keys = {"problem": {"description": text, **schema_of(kind)}}
+        for name in pages:
+            keys |= _page_schema(name, PAGES[name])["properties"]
+        made["anyOf"].append({"type": "object", "properties": keys, "required": list(keys)})
     return made
 
 

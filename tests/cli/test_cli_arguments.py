@@ -287,7 +287,7 @@ def test_the_command_alone_says_what_to_do_next(here: Cli) -> None:
     assert shown.startswith(main.FIRST_STEPS)
     assert "No local cluster is running." in shown
     named = set(re.findall(r"unbroken ([a-z]+)", main.FIRST_STEPS)) - {"keeps"}
-    assert {"run", "jobs", "explain", "ui", "chaos", "down"} == named
+    assert {"run", "jobs", "explain", "top", "ui", "chaos", "down"} == named
     assert named <= main.COMMANDS.keys()
 
 

@@ -19,6 +19,7 @@ GROUPS = {
     "Jobs": {
         "run": "run.commands:app",
         "jobs": "job.jobs:command",
+        "top": "top.commands:command",
         "describe": "job.describe:command",
         "logs": "job.logs:command",
         "explain": "job.explain:command",
@@ -104,6 +105,7 @@ unbroken keeps PyTorch training jobs running through failures.
   unbroken run train.py               run a script; the options of torchrun work here
   unbroken jobs                       list jobs
   unbroken explain JOB                show what failed, why, and what was done about it
+  unbroken top                        watch jobs, ranks and nodes live in the terminal
   unbroken ui                         print a link to the live page of all this
   unbroken chaos kill-worker JOB      kill a worker of a job to see the recovery
   unbroken down                       stop the local cluster and its jobs

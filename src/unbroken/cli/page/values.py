@@ -105,14 +105,16 @@ def past(pasts: Pasts, job: Object) -> JobPast:
     return found
 
 
-async def jobs_page(cluster: Cluster, pasts: Pasts, now: float) -> dict[str, Any]:
-    """All jobs, with the step and the steps per second that were seen last."""
-    found = await job_values(cluster, "", now)
+async def jobs_page(
+    cluster: Cluster, pasts: Pasts, now: float, namespace: str = ""
+) -> dict[str, Any]:
+    """The jobs of a namespace (empty: of all), with the step and rate that were seen last."""
+    found = await job_values(cluster, namespace, now)
     shown = [
         job_row(job, value, pasts.get(str(job["metadata"]["uid"]), JobPast()))
         for job, value in found
     ]
-    others = await resumed_jobs(cluster, "")
+    others = await resumed_jobs(cluster, namespace)
     return {"jobs": shown, "resumed": [summary(one.job) for one in others]}
 
 

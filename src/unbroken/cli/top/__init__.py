@@ -1,0 +1,1 @@
+"""`unbroken top`: jobs, ranks and nodes, live in a terminal."""
