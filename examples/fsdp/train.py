@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic  # noqa: TID251  (samples per second)
 from typing import Any, NamedTuple, NoReturn
 
@@ -382,14 +381,22 @@ def validate(model: Llama, batches: Sequence[Tensor], device: torch.device) -> f
 
 
 def is_shared(directory: str, device: torch.device) -> bool:
-    """Make a folder; return whether it is the same one for all ranks, by a file of rank 0."""
+    """Make a folder; return whether it is the same one for all ranks, by what rank 0 makes there.
+
+    Only a number is sent, as a tensor: lists of objects need NumPy.
+    """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".seen-") as made:
-        names = [Path(made).name]
-        dist.broadcast_object_list(names, device=device)
-        is_seen = torch.tensor(int((folder / names[0]).is_dir()), device=device)
-        dist.all_reduce(is_seen, dist.ReduceOp.MIN)
+    number = torch.tensor(int.from_bytes(os.urandom(7)), device=device)
+    is_first = dist.get_rank() == 0
+    if is_first:
+        (folder / f".seen-{number}").mkdir()
+    dist.broadcast(number, 0)
+    mark = folder / f".seen-{number}"
+    is_seen = torch.tensor(int(mark.is_dir()), device=device)
+    dist.all_reduce(is_seen, dist.ReduceOp.MIN)
+    if is_first:
+        mark.rmdir()
     return bool(is_seen.item())
 
 

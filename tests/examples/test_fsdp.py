@@ -169,6 +169,31 @@ def test_each_rank_has_samples_to_validate_on() -> None:
     assert [part_of(held, rank, 1000) for rank in (0, 63, 64, 999)] == [[0], [63], [0], [39]]
 
 
+@pytest.mark.slow
+def test_two_ranks_train_without_numpy(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    package = tmp_path / "packages/numpy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ModuleNotFoundError('not installed')")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(TRAIN, "--max_steps=6", "--checkpoint_freq=2", f"--checkpoint_dir={tmp_path}/saved"),
+        ],
+        env={
+            **os.environ,
+            **{"PYTHONPATH": f"{package.parent}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(losses(done.stdout)) == list(range(6))
+    assert (tmp_path / "saved/step-00000004.attempt-0").is_dir()
+
+
 @pytest.mark.parametrize("option", ["--dataset=allenai/c4", "--tokenizer=some/tokenizer"])
 @pytest.mark.slow
 @pytest.mark.timeout(900)
