@@ -123,6 +123,9 @@ def trained(cli: Cli) -> Cli:
     cli.script("train.py", TRAIN)
     options = ("--nnodes", "2", "--nproc-per-node", "2", "--name", "train", "--detach")
     cli.call("run", *options, "train.py")
+    wait_until(
+        lambda: cli.json("top", "train")["heatMap"], lambda found: found and all(found["steps"])
+    )
     return cli
 
 
@@ -135,7 +138,7 @@ def step_of(lines: list[str]) -> int:
 def test_a_job_is_watched_while_it_is_broken(trained: Cli) -> None:
     with at_terminal(trained, "top") as person:
         person.sees("2 of 2 nodes ready")
-        first = person.sees("train  Running", holds=lambda lines: "- " in lines[3])
+        first = person.sees("train  Running")
         assert all(len(line) <= 80 for line in first)
         person.press("\r")
         seen = step_of(person.sees("4 ranks, of which", holds=lambda lines: step_of(lines) > 0))
