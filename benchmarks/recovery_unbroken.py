@@ -255,8 +255,8 @@ class WarmSnapshots(Unbroken):
     """unbroken with a snapshot in the agents' memory at each step."""
 
     mode = "warm+snapshots"
-    setting_words = "worker.Snapshot, saved at each step"
-    uses: ClassVar[dict[str, bool]] = {"snapshots": True}
+    setting_words = "worker.Snapshot, saved at each step, and worker.replicas_agree"
+    uses: ClassVar[dict[str, bool]] = {"snapshots": True, "compares": True}
     kills_again = False
 
 
@@ -272,8 +272,8 @@ class InProcessSnapshots(Unbroken):
     """unbroken with in-process restart and snapshots."""
 
     mode = "in-process+snapshots"
-    setting_words = "worker.restartable and worker.Snapshot, saved at each step"
-    uses: ClassVar[dict[str, bool]] = {"restartable": True, "snapshots": True}
+    setting_words = f"worker.restartable, {WarmSnapshots.setting_words}"
+    uses: ClassVar[dict[str, bool]] = {"restartable": True, **WarmSnapshots.uses}
     kills_again = False
 
 

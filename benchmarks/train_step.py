@@ -5,7 +5,8 @@ step. While the harness keeps `gate` closed, a job makes a step only now and the
 measured, and the jobs of the others neither compete with it nor look hung.
 
 UNBROKEN_BENCH is a JSON object of `parameters`, `batch`, `checkpoint_steps`, `idle_seconds`, and
-the features that our own modes switch on: `tells` steps, `restartable`, `snapshots`.
+the features that our own modes switch on: `tells` steps, `restartable`, `snapshots`, `compares`
+(replicas, instead of the broadcast by which DDP begins).
 """
 
 from __future__ import annotations
@@ -140,7 +141,11 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     found = snapshot.restore() if snapshot is not None else None
     step = found.step if found is not None else load(model)
     report("loaded", time.time())
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    parallel = DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=True,
+        init_sync=not (wanted.get("compares") and _replicas_agree(model)),
+    )
     report("restored", time.time())
     while True:
         report.pace(wanted["idle_seconds"])
@@ -164,6 +169,12 @@ def _snapshot(model: Any, optimizer: Any) -> Any:
     from unbroken import worker
 
     return worker.Snapshot(model=model, optimizer=optimizer)
+
+
+def _replicas_agree(model: Any) -> bool:
+    from unbroken import worker
+
+    return worker.replicas_agree(model)
 
 
 def _tell(step: int) -> None:

@@ -176,7 +176,8 @@ def train(options: Options, corpus: Tensor, device: torch.device) -> None:
     if worker is not None and options.snapshot_every:
         snapshot = worker.Snapshot(model=model, optimizer=optimizer)
     first_step = resume(snapshot, file, model, optimizer)
-    parallel = DistributedDataParallel(model)
+    is_equal = worker is not None and worker.replicas_agree(model)
+    parallel = DistributedDataParallel(model, init_sync=not is_equal)
     is_gpu = device.type == "cuda"
     known: dict[str, float] = {}
     for step in range(first_step, options.steps):

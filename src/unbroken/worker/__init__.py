@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from unbroken.worker.checkpointing.checkpoints import checkpoints
     from unbroken.worker.checkpointing.torch_storage import StorageReader, StorageWriter
     from unbroken.worker.loading.data import data
+    from unbroken.worker.replicas import replicas_agree
     from unbroken.worker.restart.restartable import RankLost, restartable
     from unbroken.worker.snapshot.snapshot import Snapshot
     from unbroken.worker.tracking.run import track
@@ -67,6 +68,7 @@ __all__ = [
     "data",
     "phase",
     "progress",
+    "replicas_agree",
     "restartable",
     "track",
 ]
@@ -75,6 +77,7 @@ _ELSEWHERE = {
     "checkpoints": "checkpointing.checkpoints",
     "data": "loading.data",
     "RankLost": "restart.restartable",
+    "replicas_agree": "replicas",
     "restartable": "restart.restartable",
     "Snapshot": "snapshot.snapshot",
     "StorageReader": "checkpointing.torch_storage",

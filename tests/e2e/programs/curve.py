@@ -62,12 +62,14 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
 
 
 def replicated(model: nn.Module) -> nn.Module:
-    """Wrap the model in DDP.
+    """Wrap the model in DDP, which broadcasts it only if the replicas differ.
 
     Unless it looks for unused parameters, DDP packs gradients differently in the first step of an
     attempt. More than two ranks are then added in another order.
     """
-    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    return nn.parallel.DistributedDataParallel(
+        model, find_unused_parameters=True, init_sync=not worker.replicas_agree(model)
+    )
 
 
 def shard(model: nn.Module) -> None:
