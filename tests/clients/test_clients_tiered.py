@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.cli_forks import run_unbroken
 from tests.clients.tiered_program import SCRIPT, NotInstalledError, installed
 from tests.e2e.clusters import Cluster, find_kubectl, kill, processes
 from tests.watching import wait_until
+from unbroken.local.checkpoint_memory import TMPFS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RANKS = 2
@@ -96,7 +98,12 @@ class Training:
         done = run_unbroken(words, Path.cwd(), os.environ)
         assert done.returncode == 0, done.stdout + done.stderr
         loaded = self.wait_loaded(attempts)
-        assert loaded >= saved, f"{self.loads()}\n{self.output.read_text()[-20_000:]}"
+        assert loaded >= saved, f"{self.loads()}\n{self.story()}"
+
+    def story(self) -> str:
+        """Return the last lines of the script and of the servers, and the space that they share."""
+        files = (self.output, self.cluster.directory / "up.log")
+        return "\n".join([*(path.read_text()[-20_000:] for path in files), str(disk_usage(TMPFS))])
 
 
 @pytest.fixture
