@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
+import yaml
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT, SingleConfig
@@ -55,6 +57,12 @@ than a page at a time.
 
 BEGIN_SECONDS = 30.0
 """Seconds until the first byte of a streamed answer."""
+
+UNUSABLE = (
+    *(ConfigError, OSError, KeyError, ValueError, AttributeError, TypeError),
+    *(msgspec.ValidationError, yaml.YAMLError),
+)
+"""Errors that lightkube raises for a file that is no kubeconfig."""
 
 RETRY_SECONDS = 1.0
 """Seconds before a retry if the server names no time."""
@@ -388,14 +396,32 @@ def connect(
         if config is None:
             raise SpecError("the kubeconfig has no current context")
         config = config._replace(user=config.user or User())
+        if urlsplit(config.cluster.server).scheme not in ("http", "https"):
+            raise SpecError("no usable kubeconfig: the server of its cluster is no URL")
         is_local = _is_local(config.cluster.server)
         verify = verify_cluster(
             config.cluster, config.user or User(), config.abs_file, trust_env=not is_local
         )
-    except (ConfigError, OSError, KeyError, ValueError, msgspec.ValidationError) as error:
-        lacking = "it has no " if isinstance(error, KeyError) else ""
-        raise SpecError(f"no usable kubeconfig: {lacking}{error}") from error
+    except UNUSABLE as error:
+        raise SpecError(f"no usable kubeconfig: {_what_is_wrong(error)}") from error
     return KubeClient(config, AiohttpTransport(verify, is_local=is_local), manager)
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """The error of an unusable kubeconfig in one line, without lines of the file: one may be a
+    token."""
+    match error:
+        case yaml.MarkedYAMLError() if error.problem_mark:
+            place = error.problem_mark
+            return f"no YAML at line {place.line + 1}, column {place.column + 1}: {error.problem}"
+        case yaml.YAMLError():
+            return "no YAML"
+        case KeyError():
+            return f"it has no {error}"
+        case AttributeError() | TypeError():
+            return "its clusters, contexts or users do not have the form of a kubeconfig"
+        case _:
+            return str(error)
 
 
 def _configuration(kubeconfig: Path | str | None) -> KubeConfig:
@@ -451,6 +477,8 @@ def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
 
 
 def _sorted(doing: str, message: str, code: int, reason: str) -> UnbrokenError:
+    if code == HTTPStatus.UNAUTHORIZED:
+        message = "the server does not accept this credential (401 Unauthorized); has it expired?"
     text = f"{doing}: {message or reason or code}"
     if code in BUSY:
         return WorldError(text, retry_after_seconds=RETRY_SECONDS)
