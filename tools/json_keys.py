@@ -222,6 +222,8 @@ withoutDump | integer[] | ranks without a dump
 workers | object[] | workers of the agent
 wrong | integer | wrong alarms on this job
 xid | integer | number of the XID
+missing | text[] | what Kubernetes has refused to show to the account of the page
+unreached | text | why no agent is asked; empty: agents are asked
 page jobs:jobs[].worldSize | integer? | ranks of the job; null: not known
 page job:worldSize | integer? | ranks of the job; null: not known
 page jobs:jobs[].step | integer? | newest step of any rank; null: not known
@@ -275,7 +277,7 @@ page job:incidents[].stages[].stage | text | name of the stage
 page job:incidents[].stages[].from | number | its start, in seconds after the first sign
 page job:incidents[].stages[].to | number | its end
 pods[].agentState | text | state of the agent; empty: it does not answer
-pods[].workers | integer | workers of the pod
+pods[].workers | integer? | workers of the pod; null: its agent does not answer
 page job:pods[].attempt | integer? | attempt that the agent runs; null: none
 page incident:job | text | name of the job
 numbers | integer[] | numbers of all incidents of the job

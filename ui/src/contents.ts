@@ -112,6 +112,10 @@ export interface JobsPage {
     worldSize: number | null;
   }[];
   /**
+   * what Kubernetes has refused to show to the account of the page
+   */
+  missing: string[];
+  /**
    * jobs of other kinds with auto-resume
    */
   resumed: {
@@ -185,6 +189,10 @@ export interface JobsPage {
      */
     state: string;
   }[];
+  /**
+   * why no agent is asked; empty: agents are asked
+   */
+  unreached: string;
 }
 
 export interface JobPage {
@@ -473,6 +481,10 @@ export interface JobPage {
    */
   message: string;
   /**
+   * what Kubernetes has refused to show to the account of the page
+   */
+  missing: string[];
+  /**
    * name
    */
   name: string;
@@ -530,9 +542,9 @@ export interface JobPage {
      */
     restarts: number;
     /**
-     * workers of the pod
+     * workers of the pod; null: its agent does not answer
      */
-    workers: number;
+    workers: number | null;
   }[];
   /**
    * pods that train and are ready
@@ -570,6 +582,10 @@ export interface JobPage {
    * steps per second of the last 10 s; null: not known
    */
   stepsPerSecond: number | null;
+  /**
+   * why no agent is asked; empty: agents are asked
+   */
+  unreached: string;
   /**
    * what the job waits for
    */
@@ -941,6 +957,10 @@ export interface IncidentPageIncident {
 }
 
 export interface NodesPage {
+  /**
+   * what Kubernetes has refused to show to the account of the page
+   */
+  missing: string[];
   /**
    * nodes
    */

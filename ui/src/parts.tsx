@@ -42,6 +42,21 @@ export function Card(props: {
   );
 }
 
+/** What Kubernetes has refused to show to the account of the page. */
+export function Missing({ lines }: { lines: string[] }) {
+  if (lines.length === 0) return null;
+  return (
+    <div class="notice">
+      <strong>Your account may not see everything</strong>
+      <ul>
+        {lines.map((line, index) => (
+          <li key={index}>{line}</li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
 /** A figure with its name. */
 export function Figure({ name, children }: { name: string; children: ComponentChildren }) {
   return (

@@ -6,7 +6,7 @@ import { Incident } from "../src/pages/incident";
 import { Job } from "../src/pages/job";
 import { Jobs } from "../src/pages/jobs";
 import { Nodes } from "../src/pages/nodes";
-import { HOSTILE, heatMap, incidentPage, jobPage, jobRow, nodeRow, recovery } from "./samples";
+import { HOSTILE, heatMap, incidentPage, jobPage, jobRow, jobsPage, nodeRow, recovery } from "./samples";
 
 afterEach(cleanup);
 
@@ -16,7 +16,7 @@ async function faults(element: Element): Promise<string[]> {
 }
 
 test("the list has a row for each job, with what the commands show", async () => {
-  const { getByRole, container } = render(<Jobs page={{ jobs: [jobRow()], resumed: [] }} />);
+  const { getByRole, container } = render(<Jobs page={jobsPage()} />);
   const row = within(getByRole("table", { name: "Jobs" })).getAllByRole("row")[1];
   for (const text of ["train", "Running", "93.3%", "16,384", "2/2", "SIGKILL", "1,200", "4.88"]) {
     expect(row?.textContent).toContain(text);
@@ -31,7 +31,7 @@ test("jobs are filtered by name, fault and state", () => {
     jobRow({ name: "llm-b", lastFault: "", state: "Failed" }),
     jobRow({ name: "vision", namespace: "team" }),
   ];
-  const { getByRole, getByLabelText, queryByRole } = render(<Jobs page={{ jobs, resumed: [] }} />);
+  const { getByRole, getByLabelText, queryByRole } = render(<Jobs page={jobsPage({ jobs })} />);
   const names = () =>
     within(getByRole("table", { name: "Jobs" }))
       .getAllByRole("link")
@@ -48,8 +48,33 @@ test("jobs are filtered by name, fault and state", () => {
 });
 
 test("without jobs the page says how to start one", () => {
-  const { container } = render(<Jobs page={{ jobs: [], resumed: [] }} />);
+  const { container } = render(<Jobs page={jobsPage({ jobs: [] })} />);
   expect(container.textContent).toContain("unbroken run train.py");
+});
+
+const REFUSED = "Your account may not list pods in namespace team-a.";
+const UNREACHED = "The page asks no agent here.";
+
+test("what an account may not see is said on each page", async () => {
+  const kept = { missing: [REFUSED], unreached: UNREACHED };
+  const empty = { times: [], steps: [], rates: [], metricNames: [], metricValues: [] };
+  const page = jobPage({ ...kept, history: empty, heatMap: null, pods: [] });
+  const pages = [
+    <Jobs page={jobsPage(kept)} />,
+    <Job page={page} />,
+    <Nodes page={{ nodes: [], missing: [REFUSED] }} />,
+  ];
+  for (const one of pages) {
+    const { container, unmount } = render(one);
+    expect(container.textContent).toContain(REFUSED);
+    expect(await faults(container)).toEqual([]);
+    unmount();
+  }
+  const { getByRole } = render(<Job page={page} />);
+  for (const name of ["Training", "Ranks"]) {
+    expect(getByRole("region", { name }).textContent).toContain(UNREACHED);
+  }
+  expect(getByRole("region", { name: "Pods" }).textContent).toContain("No pods are shown.");
 });
 
 test("a job has its charts in words, its ranks, its recoveries and its time", async () => {
@@ -128,7 +153,7 @@ test("a node has its faults and its repairs", async () => {
     repairs: ["reset Done"],
     quarantined: "too often",
   });
-  const { getAllByRole, container } = render(<Nodes page={{ nodes: [nodeRow(), bad] }} />);
+  const { getAllByRole, container } = render(<Nodes page={{ nodes: [nodeRow(), bad], missing: [] }} />);
   const row = getAllByRole("row")[2]?.textContent ?? "";
   for (const text of ["NotReady", "NodeStatusUnknown: silent", "reboot Acting", "1 earlier repair", "too often"]) {
     expect(row).toContain(text);
@@ -138,7 +163,7 @@ test("a node has its faults and its repairs", async () => {
 
 const INCIDENT = incidentPage();
 const HOSTILE_PAGES: [string, ComponentChildren][] = [
-  ["jobs", <Jobs page={{ jobs: [jobRow({ name: HOSTILE, lastFault: HOSTILE, state: HOSTILE })], resumed: [] }} />],
+  ["jobs", <Jobs page={jobsPage({ jobs: [jobRow({ name: HOSTILE, lastFault: HOSTILE, state: HOSTILE })], missing: [HOSTILE] })} />],
   [
     "job",
     <Job
@@ -171,7 +196,7 @@ const HOSTILE_PAGES: [string, ComponentChildren][] = [
       }}
     />,
   ],
-  ["nodes", <Nodes page={{ nodes: [nodeRow({ name: HOSTILE, faults: [HOSTILE], repairNow: HOSTILE })] }} />],
+  ["nodes", <Nodes page={{ nodes: [nodeRow({ name: HOSTILE, faults: [HOSTILE], repairNow: HOSTILE })], missing: [] }} />],
 ];
 
 test.each(HOSTILE_PAGES)("hostile text on the page of %s is shown and never run", (_, page) => {

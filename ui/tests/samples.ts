@@ -41,6 +41,10 @@ export function jobRow(change: Partial<JobRow> = {}): JobRow {
   };
 }
 
+export function jobsPage(change: Partial<JobsPage> = {}): JobsPage {
+  return { jobs: [jobRow()], resumed: [], missing: [], unreached: "", ...change };
+}
+
 export function heatMap(change: Partial<NonNullable<JobPage["heatMap"]>> = {}): NonNullable<JobPage["heatMap"]> {
   return {
     ranks: 4,
@@ -120,6 +124,8 @@ export function jobPage(change: Partial<JobPage> = {}): JobPage {
       },
     ],
     events: [{ type: "Normal", reason: "Running", message: "it runs", time: "2026-11-29T10:00:00Z", count: 2 }],
+    missing: [],
+    unreached: "",
     ...change,
   };
 }

@@ -89,10 +89,14 @@ class Cluster:
 
         `namespace`: None for that of the connection, empty for all namespaces.
         """
-        inside = self.namespace if namespace is None else namespace
+        inside = quote(self.namespace if namespace is None else namespace, safe="")
         scope = f"namespaces/{inside}/" if inside and collection.is_namespaced else ""
         end = f"/{quote(name, safe='')}" if name else ""
         return f"{collection.prefix}/{scope}{collection.plural}{end}"
+
+    def missing(self) -> list[str]:
+        """Sentences about what was left out; a command fails instead."""
+        return []
 
     async def find(self, collection: ObjectKind, name: str) -> Object | None:
         """One object; None if the cluster has no such object or does not know the kind."""

@@ -107,7 +107,7 @@ def test_a_node_has_its_faults_and_its_repair() -> None:
     condition: dict[str, Any] = {"type": "Ready", "status": "False", "message": HOSTILE}
     node = {"metadata": {"name": "n"}, "status": {"conditions": [condition]}}
     value = node_value(node, None, [], 100.0)
-    assert_fits({"nodes": [value]}, ["page", "nodes"])
+    assert_fits({"nodes": [value], "missing": []}, ["page", "nodes"])
     assert value["status"] == "NotReady"
     assert value["faults"] == [f"Ready=False : {HOSTILE}"]
     assert value["repairNow"] == ""

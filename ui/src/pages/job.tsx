@@ -2,7 +2,7 @@ import { Chart, type Mark } from "../chart";
 import type { JobPage } from "../contents";
 import { count, counted, moment, NONE, percent, short, span } from "../format";
 import { HeatMap } from "../heat_map";
-import { Card, type Column, Figure, Share, State, Table } from "../parts";
+import { Card, type Column, Figure, Missing, Share, State, Table } from "../parts";
 import { Recoveries } from "../recoveries";
 
 type Rank = JobPage["different"][number];
@@ -53,6 +53,7 @@ export function Job({ page }: { page: JobPage }) {
         {page.name} <State name={page.state} />
       </h1>
       {page.message && <p class="summary">{page.message}</p>}
+      <Missing lines={page.missing} />
       {page.waiting.length > 0 && (
         <div class="notice">
           <strong>Waits for</strong>
@@ -78,8 +79,12 @@ export function Job({ page }: { page: JobPage }) {
         <Card title="Training" id="training" wide>
           {history.times.length === 0 ? (
             <p class="quiet">
-              No rank has reported a step while this page&apos;s server ran. Scripts report steps with{" "}
-              <code>unbroken.worker</code>.
+              {page.unreached || (
+                <>
+                  No rank has reported a step while this page&apos;s server ran. Scripts report steps
+                  with <code>unbroken.worker</code>.
+                </>
+              )}
             </p>
           ) : (
             <div class="charts">
@@ -99,7 +104,7 @@ export function Job({ page }: { page: JobPage }) {
           )}
         </Card>
         <Card title="Ranks" id="ranks">
-          {page.heatMap ? <HeatMap map={page.heatMap} /> : <p class="quiet">No rank runs.</p>}
+          {page.heatMap ? <HeatMap map={page.heatMap} /> : <p class="quiet">{page.unreached || "No rank runs."}</p>}
           {page.different.length > 0 && <Different page={page} />}
         </Card>
         <Card title="Where time went" id="time">
@@ -125,7 +130,7 @@ export function Job({ page }: { page: JobPage }) {
           {page.pods.length > 0 ? (
             <Table label="Pods" columns={PODS} rows={page.pods} />
           ) : (
-            <p class="quiet">The job has no pods.</p>
+            <p class="quiet">{page.missing.length > 0 ? "No pods are shown." : "The job has no pods."}</p>
           )}
         </Card>
         {page.events.length > 0 && (

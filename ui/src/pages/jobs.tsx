@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import type { JobsPage } from "../contents";
 import { age, count, NONE, short } from "../format";
-import { type Column, Share, State, Table } from "../parts";
+import { type Column, Missing, Share, State, Table } from "../parts";
 import { jobPath } from "../route";
 
 type JobRow = JobsPage["jobs"][number];
@@ -51,6 +51,7 @@ export function Jobs({ page }: { page: JobsPage }) {
   return (
     <>
       <h1>Jobs</h1>
+      <Missing lines={page.missing} />
       {page.jobs.length > 0 && (
         <form class="filter" role="search" onSubmit={(event) => event.preventDefault()}>
           <label>
@@ -73,11 +74,19 @@ export function Jobs({ page }: { page: JobsPage }) {
       )}
       {page.jobs.length === 0 && page.resumed.length === 0 && (
         <p>
-          No jobs. Start one with <code>unbroken run train.py</code>.
+          No jobs.{" "}
+          {!page.unreached && (
+            <>
+              Start one with <code>unbroken run train.py</code>.
+            </>
+          )}
         </p>
       )}
       {found.length > 0 && (
-        <Table label="Jobs" columns={COLUMNS} rows={found} />
+        <>
+          <Table label="Jobs" columns={COLUMNS} rows={found} />
+          {page.unreached && <p class="quiet">{page.unreached}</p>}
+        </>
       )}
       {page.resumed.length > 0 && (
         <>

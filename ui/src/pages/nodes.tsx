@@ -1,6 +1,6 @@
 import type { NodesPage } from "../contents";
 import { counted, NONE, short } from "../format";
-import { type Column, State, Table } from "../parts";
+import { type Column, Missing, State, Table } from "../parts";
 
 type NodeRow = NodesPage["nodes"][number];
 
@@ -66,12 +66,16 @@ export function Nodes({ page }: { page: NodesPage }) {
   return (
     <>
       <h1>Nodes</h1>
-      <p class="quiet">
-        {ready} of {counted(page.nodes.length, "node")} ready
-      </p>
+      <Missing lines={page.missing} />
       {page.nodes.length > 0 && (
-        <Table label="Nodes" columns={COLUMNS} rows={page.nodes} />
+        <>
+          <p class="quiet">
+            {ready} of {counted(page.nodes.length, "node")} ready
+          </p>
+          <Table label="Nodes" columns={COLUMNS} rows={page.nodes} />
+        </>
       )}
+      {page.nodes.length === 0 && page.missing.length === 0 && <p>No nodes.</p>}
     </>
   );
 }

@@ -1,47 +1,117 @@
-"""`unbroken ui`: a link to the live page of a local cluster."""
+"""`unbroken ui`: a link to the live page of a cluster."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 import webbrowser
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unbroken.cli.options import Directory
-from unbroken.cli.place import DEFAULT, ClusterPlace, resolve
+from unbroken.cli.options import ClusterTarget
 from unbroken.cli.show import note
 from unbroken.errors import SpecError
+from unbroken.foreign_numbers import PORT_MAX
 from unbroken.kube.clock import wall
 from unbroken.local import state
+
+if TYPE_CHECKING:
+    from unbroken.cli.connection import Cluster
+    from unbroken.cli.place import ClusterPlace
 
 OPENING = '<!doctype html><meta http-equiv="refresh" content="0; url={link}">'
 
 
 def command(
-    directory: Directory = DEFAULT,
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-n",
+            "--namespace",
+            help="On a Kubernetes cluster, show only jobs of this namespace. Can be repeated.",
+            show_default="all that your account may read",
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port",
+            min=0,
+            max=PORT_MAX,
+            help="On a Kubernetes cluster, serve the page at this port of 127.0.0.1; 0: any.",
+        ),
+    ] = 0,
     browser: Annotated[
         bool, typer.Option("--browser", help="Open the link in a browser of this machine, too.")
     ] = False,
+    *,
+    target: ClusterTarget,
 ) -> None:
-    """Print a link to the live page of the local cluster: jobs, ranks, incidents, nodes.
+    """Print a link to the live page of a cluster: jobs, ranks, incidents, nodes.
 
-    A link opens the page once, within ten minutes. The browser then keeps access for 30 days.
-    From another machine, forward the port first: `ssh -L PORT:127.0.0.1:PORT HOST`.
+    A link opens the page once, within ten minutes. From another machine, forward the port first:
+    `ssh -L PORT:127.0.0.1:PORT HOST`.
+
+    Local cluster: `unbroken up` serves the page. The browser keeps access for 30 days.
+
+    Kubernetes cluster: this command serves the page until Ctrl-C. It reads with the account of your
+    kubeconfig, so the page shows what Kubernetes lets you read.
 
     Example: `unbroken ui --browser`
+
+    Example: `unbroken ui --context prod --namespace team-a`
     """
-    paths = state.Paths(resolve(directory))
-    ClusterPlace(str(paths.kubeconfig), None, paths).require_running()
-    running = state.running(paths)
-    link = link_to(running, paths)
+    place = target.place()
+    if place.paths is None:
+        _serve(place, namespaces or (), port, browser=browser)
+        return
+    if namespaces or port:
+        given = "--namespace" if namespaces else "--port"
+        raise SpecError(
+            f"{given} is for the page of a Kubernetes cluster, and {place.paths.directory} is a "
+            "local cluster: its page shows all jobs at the port of `unbroken up --ui-port`"
+        )
+    place.require_running()
+    link = link_to(state.running(place.paths), place.paths)
     print(link)
     if browser:
-        from unbroken.local.apiserver.access import write_private  # slow to load
+        _open(link, place.paths.ui_link)
 
-        # Arguments of a process can be read by every user of the machine.
-        write_private(paths.ui_link, OPENING.format(link=link).encode())
-        if not webbrowser.open(paths.ui_link.as_uri()):
-            note("no browser was found on this machine: open the link in another way")
+
+def _serve(place: ClusterPlace, namespaces: Sequence[str], port: int, *, browser: bool) -> None:
+    """Serve the page of a Kubernetes cluster until the command is stopped."""
+    from unbroken.cli.connection import on_cluster  # slow to load
+    from unbroken.cli.programs import start_logging, until_stopped
+
+    from .driver import serving_account
+
+    start_logging()
+
+    async def serve(cluster: Cluster) -> None:
+        async with serving_account(cluster, namespaces, port) as link:
+            print(link, flush=True)
+            note("the page shows what your account may read; Ctrl-C ends it")
+            with tempfile.TemporaryDirectory(prefix="unbroken-ui-") as folder:
+                if browser:
+                    _open(link, Path(folder) / "link.html")
+                await asyncio.Event().wait()
+
+    on_cluster(place, "", lambda cluster: until_stopped(serve(cluster)))
+
+
+def _open(link: str, file: Path) -> None:
+    """Open a link in a browser by way of a private file.
+
+    Arguments of a process can be read by every user of the machine.
+    """
+    from unbroken.local.apiserver.access import write_private  # slow to load
+
+    write_private(file, OPENING.format(link=link).encode())
+    if not webbrowser.open(file.as_uri()):
+        note("no browser was found on this machine: open the link in another way")
 
 
 def link_to(running: state.State | None, paths: state.Paths) -> str:

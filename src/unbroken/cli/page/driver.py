@@ -1,9 +1,10 @@
-"""Runs the live page beside a local cluster: socket, clocks, samples of running jobs."""
+"""Runs the live page: socket, clocks, samples of running jobs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +21,8 @@ from unbroken.local.state import Paths
 from unbroken.log_lines import Log
 
 from . import values
-from .access import Access, read_page_file, write_page_file
+from .access import KEY_BYTES, Access, read_page_file, write_page_file
+from .account import Account
 from .server import COST_FACTOR, Clock, PageServer, Source
 
 log = Log(__name__)
@@ -34,42 +36,40 @@ CLOSING_SECONDS = 0.5
 class Pages:
     """Reads the contents of pages from a cluster."""
 
-    def __init__(self, place: ClusterPlace, client: KubeClient) -> None:
-        self._place = place
-        self._client = client
+    def __init__(self, cluster: Callable[[str], Awaitable[Cluster]]) -> None:
+        """`cluster`: connects to the cluster, with the namespace to use."""
+        self._cluster = cluster
         self._pasts: values.Pasts = {}
-
-    def _cluster(self, namespace: str = "default") -> Cluster:
-        return Cluster(self._place, self._client, namespace)
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
         """The contents of a page; SpecError if there is none at this path."""
         match path:
             case ("jobs",):
-                return await values.jobs_page(self._cluster(), self._pasts, wall())
+                return await values.jobs_page(await self._cluster(""), self._pasts, wall())
             case ("nodes",):
-                return await values.nodes_page(self._cluster(), wall())
+                return await values.nodes_page(await self._cluster(""), wall())
             case ("jobs", namespace, name) if namespace and name:
-                inside = self._cluster(namespace)
+                inside = await self._cluster(namespace)
                 return await values.job_page(inside, name, self._pasts, wall())
             case ("jobs", namespace, name, "incidents", text) if namespace and name:
                 number = whole_number(text, 1, INT32_MAX)
                 if number is not None:
-                    inside = self._cluster(namespace)
+                    inside = await self._cluster(namespace)
                     return await values.incident_page(inside, name, number, wall())
         raise SpecError("there is no such page")
 
     async def text(self, namespace: str, name: str, number: int) -> str:
         """The story of an incident."""
-        return await values.incident_text(self._cluster(namespace), name, number, wall())
+        return await values.incident_text(await self._cluster(namespace), name, number, wall())
 
     async def sample(self) -> None:
         """Sample the running jobs for ever, in at most 5 % of the time."""
         while True:
             began = monotonic()
             try:
-                jobs = await self._cluster().select(JOBS, namespace="")
-                await values.sample(self._cluster(), self._pasts, wall(), jobs)
+                cluster = await self._cluster("")
+                jobs = await cluster.select(JOBS, namespace="")
+                await values.sample(cluster, self._pasts, wall(), jobs)
             except UnbrokenError as error:
                 log.warning("jobs not sampled for the page", error=error)
             except Exception as error:  # noqa: BLE001 -- the page must not end its cluster
@@ -85,11 +85,42 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
     `port` 0: the port of the last time if it is free, else any.  Raises WorldError.
     """
     before = read_page_file(paths.ui)
-    sockets = await _bound(port, 0 if before is None else before.port)
-    actual = int(sockets[0].getsockname()[1])
-    pages = Pages(ClusterPlace(str(paths.kubeconfig), None, paths), client)
-    access = Access(write_page_file(paths.ui, actual).key)
+    sockets = await _bound(port, 0 if before is None else before.port, "--ui-port")
+    place = ClusterPlace(str(paths.kubeconfig), None, paths)
+
+    async def cluster(namespace: str) -> Cluster:
+        return Cluster(place, client, namespace)
+
+    pages = Pages(cluster)
+    access = Access(write_page_file(paths.ui, _port(sockets)).key)
+    async with _serving(pages, access, sockets) as address, asyncio.TaskGroup() as tasks:
+        sampling = tasks.create_task(pages.sample())
+        yield address
+        sampling.cancel()
+
+
+@asynccontextmanager
+async def serving_account(
+    cluster: Cluster, namespaces: Sequence[str], port: int
+) -> AsyncIterator[str]:
+    """Serve what an account may read of a Kubernetes cluster during the block; yield a link.
+
+    `namespaces` empty: all that the account may read.  `port` 0: any.  Raises WorldError, and
+    SpecError if the account may list jobs nowhere.
+    """
+    account = Account(cluster.place, cluster.client, namespaces)
+    await account.cluster("")
+    access = Access(secrets.token_hex(KEY_BYTES))
+    sockets = await _bound(port, 0, "--port")
+    async with _serving(Pages(account.cluster), access, sockets) as address:
+        yield f"{address}?link={access.link_token(wall())}"
+
+
+@asynccontextmanager
+async def _serving(pages: Pages, access: Access, sockets: Any) -> AsyncIterator[str]:
+    """Answer browsers during the block; yield the address."""
     clock = Clock(wall, monotonic, pause)
+    actual = _port(sockets)
     server = PageServer(Source(pages.read, pages.text), access, clock, f"unbroken-{actual}")
     # A stream whose browser has left ends at once: nothing else ends it before its next change.
     runner = web.AppRunner(
@@ -101,21 +132,25 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
     try:
         for socket in sockets:
             connections.listen(socket)
-        async with asyncio.TaskGroup() as tasks:
-            sampling = tasks.create_task(pages.sample())
-            yield f"http://{HOST}:{actual}/"
-            sampling.cancel()
+        yield f"http://{HOST}:{actual}/"
     finally:
         connections.close()
         await runner.cleanup()
 
 
-async def _bound(port: int, last: int) -> Any:
-    """Listen on the given port; without one (0), on that of the last time, or else on any."""
+def _port(sockets: Any) -> int:
+    return int(sockets[0].getsockname()[1])
+
+
+async def _bound(port: int, last: int, option: str) -> Any:
+    """Listen on the given port; without one (0), on that of the last time, or else on any.
+
+    Raises WorldError, which names the option for another port.
+    """
     tried = (port,) if port else dict.fromkeys((last, 0))
     for one in tried:
         try:
             return await bound(HOST, one)
         except OSError as error:
             reason = error.strerror
-    raise WorldError(f"cannot serve the page at {HOST}:{port}: {reason}; choose another --ui-port")
+    raise WorldError(f"cannot serve the page at {HOST}:{port}: {reason}; choose another {option}")

@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from unbroken.errors import SpecError, UnbrokenError
+from unbroken.kube.errors import Forbidden
 from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
@@ -71,7 +72,7 @@ LOCKED = """<!doctype html>
 <title>unbroken: locked</title>
 <h1>This page needs a link</h1>
 <p>A link opens it once, for ten minutes after it was made. Then this browser can look for 30 days.
-To get a link, run <code>unbroken ui</code> as the user who started the cluster.</p>
+To get a link, run <code>unbroken ui</code> as the user who serves the page.</p>
 </html>
 """
 
@@ -144,7 +145,7 @@ class PageServer:
         except web.HTTPException as error:
             answer = _problem(error.status, error.reason)
         except UnbrokenError as error:
-            answer = _problem(404 if isinstance(error, SpecError) else 503, str(error))
+            answer = _problem(_status(error), str(error))
         if not answer.prepared:
             for name, value in HEADERS.items():
                 answer.headers.setdefault(name, value)
@@ -265,13 +266,18 @@ class PageServer:
     async def _read(self, path: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
         try:
             return 200, await self._source.read(path)
-        except SpecError as error:
-            return 404, {"problem": str(error)[:TEXT_MAX]}
         except UnbrokenError as error:
-            return 503, {"problem": str(error)[:TEXT_MAX]}
+            return _status(error), {"problem": str(error)[:TEXT_MAX]}
         except Exception as error:  # noqa: BLE001 -- one object that cannot be shown ends no stream
             log.error("page not computed", path="/".join(path), error=repr(error))
-            return 500, {"problem": "this page could not be computed; see the log of `unbroken up`"}
+            return 500, {"problem": "this page could not be computed; see the log of its server"}
+
+
+def _status(error: UnbrokenError) -> int:
+    """The HTTP status for an error that the reader of a page may see."""
+    if isinstance(error, SpecError):
+        return 404
+    return 403 if isinstance(error, Forbidden) else 503
 
 
 def _has_link(request: web.Request) -> bool:

@@ -58,6 +58,10 @@ INCIDENTS_SHOWN = 50
 """Newest incidents on the page of a job."""
 DIFFERENT_SHOWN = 32
 """Ranks that differ, in the table below the heat map."""
+UNREACHED = (
+    "Steps, metrics and ranks are known to the agents in the pods. The page asks agents of local "
+    "clusters only. Here, follow them with a tracker such as MLflow, or in the job's logs."
+)
 TEXT_SHOWN = 2000
 """Characters of a message."""
 WORD_SHOWN = 60
@@ -115,7 +119,17 @@ async def jobs_page(
         for job, value in found
     ]
     others = await resumed_jobs(cluster, namespace)
-    return {"jobs": shown, "resumed": [summary(one.job) for one in others]}
+    return {
+        "jobs": shown,
+        "resumed": [summary(one.job) for one in others],
+        "missing": cluster.missing(),
+        "unreached": unreached(cluster),
+    }
+
+
+def unreached(cluster: Cluster) -> str:
+    """Why no agent is asked; empty: agents are asked."""
+    return UNREACHED if cluster.place.paths is None else ""
 
 
 def job_row(job: Object, value: Mapping[str, Any], seen: JobPast) -> dict[str, Any]:
@@ -154,6 +168,8 @@ async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dic
     odd = differing(ranks, now) if ranks else []
     good = goodput_value(goodput_of(job, incidents, now))
     shown = sorted(map(pod_summary, pods), key=lambda one: str(one["name"]))
+    waiting = [*wait_lines(job, shown), *await fence_waits(cluster, pods)]
+    events = await events_of(cluster, job["metadata"]["uid"])
     value = job_summary(job)
     return {
         **value,
@@ -168,11 +184,13 @@ async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dic
         "differentCount": len(odd),
         "watch": list(bound_lines(ranks)),
         "detectors": detector_values(job),
-        "waiting": [*wait_lines(job, shown), *await fence_waits(cluster, pods)],
+        "waiting": waiting,
         "incidentCount": len(incidents),
         "incidents": [recovery_value(one) for one in incidents[-INCIDENTS_SHOWN:]],
         "pods": [pod_value(pod, agents.get(str(pod["name"]))) for pod in shown],
-        "events": event_values((await events_of(cluster, job["metadata"]["uid"]))[-EVENTS_SHOWN:]),
+        "events": event_values(events[-EVENTS_SHOWN:]),
+        "missing": cluster.missing(),
+        "unreached": unreached(cluster),
     }
 
 
@@ -200,7 +218,7 @@ def pod_value(pod: Mapping[str, Any], report: AgentReport | None) -> dict[str, A
         "reason": pod["reason"],
         "agentState": "" if report is None else report.state.value,
         "attempt": None if report is None else report.attempt,
-        "workers": 0 if report is None else len(report.workers),
+        "workers": None if report is None else len(report.workers),
     }
 
 
@@ -316,11 +334,12 @@ async def nodes_page(cluster: Cluster, now: float) -> dict[str, Any]:
     """All nodes with their faults and repairs."""
     pods = await cluster.select(PODS, namespace="")
     records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
+    nodes = await cluster.select(NODES)
     return {
         "nodes": [
-            node_value(node, records.get(node["metadata"]["name"]), pods, now)
-            for node in await cluster.select(NODES)
-        ]
+            node_value(node, records.get(node["metadata"]["name"]), pods, now) for node in nodes
+        ],
+        "missing": cluster.missing(),
     }
 
 

@@ -1,0 +1,165 @@
+"""The parts of a Kubernetes cluster that a person's account may read, for the live page.
+
+Each request goes to the Kubernetes API with the account of the person's kubeconfig, so Kubernetes
+decides who sees what. What it refuses is left out, and the page says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unbroken.cli.connection import INCIDENTS, JOBS, Cluster, Object, ObjectKind
+from unbroken.cli.place import ClusterPlace
+from unbroken.errors import SpecError
+from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import monotonic
+from unbroken.kube.errors import Forbidden
+
+NAMESPACES = ObjectKind("api/v1", "namespaces", "namespace", is_namespaced=False)
+NEEDED = (JOBS, INCIDENTS)
+"""Kinds without which a job's state and cost would be shown wrong: a namespace without the right to
+list both is not shown."""
+NAMESPACES_MAX = 100
+"""Namespaces that are read one by one."""
+NAMED_MAX = 10
+"""Namespaces that a sentence names."""
+SCOPE_SECONDS = 60.0
+"""Seconds after which the namespaces are looked up again."""
+OPTION = "unbroken ui --namespace NAME"
+KINDS = " and ".join(kind.plural for kind in NEEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceScope:
+    """Namespaces whose jobs the page shows."""
+
+    names: tuple[str, ...] = ("",)
+    """An empty name stands for all namespaces in one request."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the other namespaces."""
+
+
+class Account:
+    """The account of a kubeconfig."""
+
+    def __init__(self, place: ClusterPlace, client: KubeClient, chosen: Sequence[str]) -> None:
+        """`chosen`: namespaces to show; empty: all that the account may read."""
+        self._place = place
+        self._client = client
+        self._chosen = tuple(dict.fromkeys(chosen))
+        self._scope = NamespaceScope()
+        self._until = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def cluster(self, namespace: str) -> Cluster:
+        """The cluster as the account may read it; SpecError if no namespace can be shown."""
+        async with self._lock:
+            if monotonic() >= self._until:
+                self._scope = await self._find_scope()
+                self._until = monotonic() + SCOPE_SECONDS
+        return PermittedCluster(self._place, self._client, namespace, self._scope)
+
+    async def _find_scope(self) -> NamespaceScope:
+        names, notes = self._chosen, tuple[str, ...]()
+        if not names:
+            if await self._may_read(""):
+                return NamespaceScope()
+            names, notes = await self._candidates()
+        answers = await asyncio.gather(*map(self._may_read, names))
+        shown = tuple(one for one, may in zip(names, answers, strict=True) if may)
+        hidden = tuple(one for one, may in zip(names, answers, strict=True) if not may)
+        if not shown:
+            raise SpecError(
+                f"this account may not list {KINDS} in {namespaces_text(hidden)}: name a "
+                f"namespace where it may ({OPTION}), or ask for the right"
+            )
+        if hidden:
+            text = namespaces_text(hidden)
+            notes = (f"Not shown: {text}. Your account may not list {KINDS} there.", *notes)
+        return NamespaceScope(shown, notes)
+
+    async def _candidates(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Namespaces to try, and sentences about those that are not tried."""
+        own = self._client.namespace or "default"
+        try:
+            found = await Cluster(self._place, self._client, "").select(NAMESPACES)
+        except Forbidden:
+            text = "Your account may not list all namespaces. Others than"
+            return (own,), (f"{text} {own} are shown if you name them: {OPTION}.",)
+        names = dict.fromkeys([own, *sorted(str(one["metadata"]["name"]) for one in found)])
+        if len(names) <= NAMESPACES_MAX:
+            return tuple(names), ()
+        note = f"Only {NAMESPACES_MAX} of {len(names)} namespaces are tried. Name others: {OPTION}."
+        return tuple(names)[:NAMESPACES_MAX], (note,)
+
+    async def _may_read(self, namespace: str) -> bool:
+        """True if the account may list what the page needs of a namespace (empty: of all)."""
+        cluster = Cluster(self._place, self._client, namespace)
+        try:
+            for kind in NEEDED:
+                await cluster.select(kind)
+        except Forbidden:
+            return False
+        return True
+
+
+def namespaces_text(names: Sequence[str]) -> str:
+    """Namespaces in words, the first by name."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    noun = "namespace" if len(names) == 1 else "namespaces"
+    return f"{noun} {', '.join(names[:NAMED_MAX])}{more}"
+
+
+class PermittedCluster(Cluster):
+    """Objects that the account may read; what Kubernetes refuses is noted and left out."""
+
+    def __init__(
+        self, place: ClusterPlace, client: KubeClient, namespace: str, scope: NamespaceScope
+    ) -> None:
+        super().__init__(place, client, namespace)
+        self._scope = scope
+        self._refused: dict[str, set[str]] = {}
+        """Plurals of refused kinds, by namespace; empty: cluster-wide."""
+        self._reads_all = False
+        """True once all namespaces that are shown were read."""
+
+    async def find(self, collection: ObjectKind, name: str) -> Object | None:
+        """One object, as `Cluster.find`.  Raises Forbidden, with a sentence for the person."""
+        try:
+            return await super().find(collection, name)
+        except Forbidden as error:
+            where = f" in namespace {self.namespace}" if collection.is_namespaced else ""
+            text = f"your account may not read {collection.noun} {name}{where}"
+            raise Forbidden(text, error.code, error.reason) from error
+
+    async def select(
+        self, collection: ObjectKind, labels: str = "", namespace: str | None = None
+    ) -> list[Object]:
+        """All objects that the account may list; `namespace` empty: of all that are shown."""
+        if not collection.is_namespaced:
+            return await self._permitted(collection, labels, "")
+        if namespace == "":
+            self._reads_all = True
+            found = (self._permitted(collection, labels, one) for one in self._scope.names)
+            return [item for items in await asyncio.gather(*found) for item in items]
+        return await self._permitted(collection, labels, namespace or self.namespace)
+
+    async def _permitted(self, collection: ObjectKind, labels: str, namespace: str) -> list[Object]:
+        try:
+            return await super().select(collection, labels, namespace)
+        except Forbidden:
+            if collection in NEEDED:
+                raise
+            self._refused.setdefault(namespace, set()).add(collection.plural)
+            return []
+
+    def missing(self) -> list[str]:
+        """Sentences about what Kubernetes has refused to this account."""
+        lines = list(self._scope.notes) if self._reads_all else []
+        for namespace, plurals in sorted(self._refused.items()):
+            where = f" in namespace {namespace}" if namespace else ""
+            listed = ", ".join(sorted(plurals))
+            lines.append(f"Your account may not list these{where}. They are not shown: {listed}.")
+        return lines

@@ -1,0 +1,253 @@
+"""`unbroken ui` on a real control plane, as a person who may read one namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.apiclient import Api
+from tests.apiservers import ROOT, Cluster, real_cluster
+from tests.cli.test_cli_story import HUNG
+from tests.cli_calls import Cli, assert_fits, read_until
+from tests.job_samples import job
+from tests.watching import PATIENCE_SECONDS
+from unbroken.kube.client import connect
+from unbroken.operator.definitions import install
+from unbroken.spec.job.codec import incident_to
+
+pytestmark = [pytest.mark.slow, pytest.mark.realkube]
+
+GUIDE = ROOT / "docs/guide/ui.md"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
+INCIDENTS = "unbroken.dev/v1:incidents"
+OWN, OTHER = "page-own", "page-other"
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+NEEDED = ("hyperpodpytorchjobs", "incidents")
+
+
+def role_of_the_guide() -> dict[str, Any]:
+    """The ClusterRole that the guide shows."""
+    found = re.search(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert found is not None
+    role: dict[str, Any] = yaml.safe_load(found[1])
+    return role
+
+
+@dataclass
+class World:
+    """A job with an incident in each of two namespaces, and accounts of the first one."""
+
+    api: Api
+    folder: Path
+
+    def account(self, name: str, *rules: dict[str, Any], cluster_rules: Any = ()) -> Path:
+        """A kubeconfig with the token of an account that has these rights in its namespace."""
+        api, account = self.api.within(OWN), {"kind": "ServiceAccount", "name": name}
+        subjects = [{**account, "namespace": OWN}]
+        api.post("serviceaccounts", {"metadata": {"name": name}}).done()
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+        api.post("rbac.authorization.k8s.io/v1:roles", named(name, rules=[*rules])).done()
+        bound = named(name, roleRef=role, subjects=subjects)
+        api.post("rbac.authorization.k8s.io/v1:rolebindings", bound).done()
+        if cluster_rules:
+            self.api.post(f"{RBAC}/clusterroles", named(name, rules=[*cluster_rules])).done()
+            bound = named(name, roleRef={**role, "kind": "ClusterRole"}, subjects=subjects)
+            self.api.post(f"{RBAC}/clusterrolebindings", bound).done()
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = api.post(f"serviceaccounts/{name}/token", request).made["status"]["token"]
+        return self.kubeconfig(name, token)
+
+    def kubeconfig(self, name: str, token: str) -> Path:
+        """A kubeconfig with this token, whose context has the first namespace."""
+        place = yaml.safe_load(self.api.cluster.kubeconfig.read_text())
+        place["users"][0]["user"] = {"token": token}
+        place["contexts"][0]["context"]["namespace"] = OWN
+        file = self.folder / f"{name}.kubeconfig"
+        file.write_text(yaml.safe_dump(place))
+        return file
+
+
+def named(name: str, **content: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, **content}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with (
+        real_cluster(tmp_path_factory.mktemp("plane")) as cluster,
+        closing(Api(cluster)) as api,
+    ):
+        asyncio.run(define(cluster))
+        for namespace in (OWN, OTHER):
+            api.post("/api/v1/namespaces", named(namespace)).done()
+            inside, name = api.within(namespace), f"job-of-{namespace}"
+            made = inside.post(JOBS, {**job(), "metadata": {"name": name}}).made
+            culprit = replace(HUNG.culprit, text=HOSTILE, evidence=(HOSTILE,))
+            incident = incident_to(replace(HUNG, culprit=culprit, signals=()), made["metadata"])
+            inside.post(INCIDENTS, incident).done()
+            labels = {"HPJob": name}
+            pod = {"containers": [{"name": "a", "image": "a"}]}
+            inside.post("pods", {"metadata": {"name": name, "labels": labels}, "spec": pod}).done()
+        yield World(api, tmp_path_factory.mktemp("accounts"))
+
+
+async def define(cluster: Cluster) -> None:
+    """Install the definitions of jobs and incidents."""
+    async with connect(cluster.kubeconfig) as client:
+        await install(client)
+
+
+@dataclass
+class Visitor:
+    """A browser, which keeps all that it has received."""
+
+    link: str
+    pid: int
+    received: str = ""
+    cookie: str = ""
+
+    def open(self) -> None:
+        """Exchange the link for a cookie."""
+        self.get("/?" + self.link.partition("?")[2], 303)
+        self.cookie = self.received.partition("Set-Cookie: ")[2].partition(";")[0]
+
+    def get(self, path: str, status: int = 200) -> str:
+        """The body of an answer."""
+        place = self.link.partition("//")[2].partition("/")[0]
+        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)) as connection:
+            connection.request("GET", path, headers={"Cookie": self.cookie})
+            answer = connection.getresponse()
+            body = answer.read().decode()
+        self.received += f"{answer.headers}{body}"
+        assert answer.status == status, body
+        return body
+
+    def page(self, path: str, *schema: str) -> dict[str, Any]:
+        """The contents of a page, which must fit their schema."""
+        found: dict[str, Any] = json.loads(self.get(f"/api/page/{path}"))
+        assert_fits(found, ["page", *schema])
+        return found
+
+
+@contextmanager
+def visited(cli: Cli, file: Path, *options: str) -> Iterator[Visitor]:
+    """`unbroken ui` with a kubeconfig, and a browser; its token must appear nowhere."""
+    token = yaml.safe_load(file.read_text())["users"][0]["user"]["token"]
+    process = cli.start("ui", "--kubeconfig", str(file), *options)
+    try:
+        said = read_until(process, lambda line: "?link=" in line)
+        visitor = Visitor(said[-1], process.pid)
+        visitor.open()
+        yield visitor
+        shown = Path(f"/proc/{process.pid}/cmdline").read_text()
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, rest
+    everything = "\n".join([*said, rest, shown, visitor.received])
+    assert token not in everything
+    assert "Traceback" not in everything
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """The command of a person without a local cluster."""
+    return Cli(tmp_path / "none", tmp_path)
+
+
+def test_a_person_sees_the_jobs_of_the_own_namespace_and_no_others(world: World, cli: Cli) -> None:
+    file = world.account("ann", *role_of_the_guide()["rules"])
+    with visited(cli, file) as ann:
+        page = ann.page("jobs", "jobs")
+        assert [one["name"] for one in page["jobs"]] == [f"job-of-{OWN}"]
+        (line,) = page["missing"]
+        assert "may not list all namespaces" in line
+        assert "agents of local clusters only" in page["unreached"]
+
+        mine = ann.page(f"jobs/{OWN}/job-of-{OWN}", "job")
+        assert [one["name"] for one in mine["pods"]] == [f"job-of-{OWN}"]
+        assert (mine["incidentCount"], mine["heatMap"]) == (1, None)
+        assert mine["missing"] == []
+        assert mine["unreached"]
+        incident = ann.page(f"jobs/{OWN}/job-of-{OWN}/incidents/2", "incident")
+        assert incident["what"] == HOSTILE
+        story = ann.get(f"/api/text/jobs/{OWN}/job-of-{OWN}/incidents/2")
+        assert "rank 3" in story
+
+        for path in (f"jobs/{OTHER}/job-of-{OTHER}", f"jobs/{OTHER}/job-of-{OTHER}/incidents/2"):
+            refused = ann.get(f"/api/page/{path}", 403)
+            text = f"your account may not read job job-of-{OTHER} in namespace {OTHER}"
+            assert json.loads(refused)["problem"] == text
+        ann.get(f"/api/text/jobs/{OTHER}/job-of-{OTHER}/incidents/2", 403)
+        nodes = ann.page("nodes", "nodes")
+        assert nodes["nodes"] == []
+        assert any("nodes" in line and "noderecords" in line for line in nodes["missing"])
+        assert HOSTILE not in ann.get("/")
+
+
+def test_namespaces_and_kinds_that_are_refused_are_named(world: World, cli: Cli) -> None:
+    groups = ["sagemaker.amazonaws.com", "unbroken.dev"]
+    rules = {"apiGroups": groups, "resources": [*NEEDED], "verbs": ["get", "list"]}
+    everywhere = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list"]}
+    file = world.account("bob", rules, cluster_rules=[everywhere])
+    with visited(cli, file) as bob:
+        page = bob.page("jobs", "jobs")
+        assert [one["namespace"] for one in page["jobs"]] == [OWN]
+        assert any("Not shown" in line and OTHER in line for line in page["missing"])
+        mine = bob.page(f"jobs/{OWN}/job-of-{OWN}", "job")
+        assert mine["pods"] == []
+        (line,) = (one for one in mine["missing"] if "pods" in one)
+        assert f"in namespace {OWN}" in line
+        assert "events" in line
+
+
+def test_an_administrator_sees_everything_or_the_namespaces_that_are_named(
+    world: World, cli: Cli
+) -> None:
+    file = world.kubeconfig("admin", world.api.cluster.token)
+    with visited(cli, file) as admin:
+        page = admin.page("jobs", "jobs")
+        assert {OWN, OTHER} <= {one["namespace"] for one in page["jobs"]}
+        assert page["missing"] == []
+    with visited(cli, file, "-n", OTHER) as admin:
+        assert [one["namespace"] for one in admin.page("jobs", "jobs")["jobs"]] == [OTHER]
+
+
+@pytest.mark.parametrize(
+    ("rules", "token", "options", "reason"),
+    [
+        ((), None, (), f"this account may not list .* in namespace {OWN}: name a namespace"),
+        ((), None, ("-n", "a", "-n", "b"), "in namespaces a, b"),
+        (("pods",), None, (), "this account may not list hyperpodpytorchjobs and incidents"),
+        (("hyperpodpytorchjobs",), None, (), "this account may not list"),
+        ((), "no-such-token", (), "Unauthorized"),
+    ],
+    ids=["nothing", "named", "pods", "jobs", "token"],
+)
+def test_an_account_that_sees_no_job_is_told_so_in_a_line(
+    world: World,
+    cli: Cli,
+    request: pytest.FixtureRequest,
+    rules: tuple[str, ...],
+    token: str | None,
+    options: tuple[str, ...],
+    reason: str,
+) -> None:
+    name = request.node.callspec.id
+    given = {"apiGroups": ["*"], "resources": [*rules] or ["secrets"], "verbs": ["list"]}
+    file = world.kubeconfig(name, token) if token else world.account(name, given)
+    done = cli.call("ui", "--kubeconfig", str(file), *options, code=1)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert re.search(reason, done.stderr)
+    assert yaml.safe_load(file.read_text())["users"][0]["user"]["token"] not in done.stderr
