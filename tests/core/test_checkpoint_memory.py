@@ -53,6 +53,22 @@ def put(
     return None
 
 
+def test_a_smaller_memory_keeps_the_newest_saves_and_room_for_what_is_coming() -> None:
+    of = memory()
+    for step in (1, 2, 3):
+        assert put(of, shard(0, step, size=20, stamp=step), retained=9) is None
+    assert put(of, shard(0, 9, size=20, stamp=0, namespace="other")) is None
+    assert of.resize(100) == []
+    coming = shard(1, 4, size=20, stamp=4)
+    assert of.admit(coming, 0.0) == []
+    assert [one.key.step for one in of.resize(50)] == [9, 1, 2]
+    assert of.accept(coming, 9) == []
+    assert (steps(of), of.used()) == ([(0, 3), (1, 4)], 40)
+    assert put(of, shard(2, 4, size=20, stamp=5)) is not None
+    assert of.resize(60) == []
+    assert put(of, shard(2, 4, size=20, stamp=5)) is None
+
+
 def steps(of: CheckpointMemory, namespace: str = "job") -> list[tuple[int, int]]:
     """Return (rank, step) of all shards of a namespace."""
     return sorted((one.key.rank, one.key.step) for one in of.shards(namespace))

@@ -46,6 +46,8 @@ class Members:
     folder: Path
     session: aiohttp.ClientSession
     capacity: int = 1000
+    unread: str = ""
+    """Why no server can read its capacity; empty: each can."""
     ports: list[int] = field(default_factory=list)
     """Ports of all that were ever started; each on its loopback address."""
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -60,7 +62,8 @@ class Members:
             self.ports.append(port)
         ready = asyncio.Event()
         options = MemberOptions(
-            *(self.folder / str(port), "127.0.0.1", self.capacity, self.addresses, port, 0.02),
+            *(self.folder / str(port), "127.0.0.1", self.read_capacity),
+            *(self.addresses, port, 0.02),
             service="memory.example",
         )
         task = asyncio.ensure_future(serve_member(options, ready.set))
@@ -78,6 +81,12 @@ class Members:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+    def read_capacity(self) -> int:
+        """Return the bytes of each server."""
+        if self.unread:
+            raise SpecError(self.unread)
+        return self.capacity
 
     async def addresses(self) -> Iterable[str]:
         """Return the addresses of those that run, and of those that are only listed."""
@@ -250,7 +259,7 @@ async def test_a_member_has_one_address_of_its_own(tmp_path: Path, host: str) ->
         return ()
 
     with pytest.raises(SpecError, match="--host: expected"):
-        await serve_member(MemberOptions(tmp_path, host, 1000, nobody))
+        await serve_member(MemberOptions(tmp_path, host, lambda: 1000, nobody))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
@@ -425,6 +434,36 @@ def test_a_namespace_that_makes_room_leaves_no_file(tmp_path: Path) -> None:
     assert files.configure("one-more", settings) is None
     assert not folder.exists()
     assert len(os.listdir(tmp_path / "namespaces")) == NAMESPACES_MAX
+
+
+async def test_a_server_follows_the_size_of_its_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with members(tmp_path, 2, capacity=100) as made:
+        port = made.ports[0]
+        for step in (7, 8):
+            assert await made.put(port, 0, step, b"x" * 40) == 200
+        await made.hold(4)
+        made.capacity = 50
+        await made.hold(2)
+        assert await made.get(port, 0, 7) is None
+        assert await made.get(port, 0, 8) == b"x" * 40
+        assert _steps_of_files(tmp_path) == ["8", "8"]
+        made.capacity, made.unread = 100, "no size"
+        await until(lambda: caplog.text.count("not resized") == 2)
+        assert await made.put(port, 0, 9, b"x" * 60) == 507
+        made.unread = ""
+
+        async def capacities() -> list[int]:
+            return [one.capacity_bytes for one in await made.contents()]
+
+        await until(capacities, lambda found: found == [100, 100])
+        assert await made.put(port, 0, 9, b"x" * 60) == 200
+        await made.hold(4)
+
+
+def _steps_of_files(folder: Path) -> list[str]:
+    return [path.name.split(".")[1] for path in folder.rglob("*.shard")]
 
 
 async def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:

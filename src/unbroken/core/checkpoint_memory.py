@@ -254,6 +254,19 @@ class CheckpointMemory:
 
     # --- changes
 
+    def resize(self, capacity: int) -> list[Shard]:
+        """Set the capacity; returns the shards that no longer fit, the oldest saves first."""
+        self.capacity = capacity
+        excess = self.used() - capacity
+        dropped: list[Shard] = []
+        for shard in sorted(self.shards(), key=_age):
+            if excess <= 0:
+                break
+            self.remove(shard.key)
+            dropped.append(shard)
+            excess -= shard.size
+        return dropped
+
     def use(self, namespace: str, now: float) -> None:
         """Note that a client has asked for a namespace, if it is here."""
         found = self._namespaces.get(namespace)

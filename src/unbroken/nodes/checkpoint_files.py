@@ -53,8 +53,16 @@ class CheckpointFiles:
             for folder in self._namespaces.iterdir():
                 if is_namespace(folder.name) and folder.is_dir() and not folder.is_symlink():
                     self._take_up(folder)
+            self.resize(self.memory.capacity)
         except OSError as error:
             raise WorldError(f"cannot keep checkpoints in {self._namespaces}: {error}") from error
+
+    def resize(self, capacity: int) -> None:
+        """Set the bytes of all shards, and delete those that no longer fit. Raises OSError."""
+        dropped = self.memory.resize(capacity)
+        self._unlink(dropped)
+        if dropped:
+            log.info("checkpoints dropped for a smaller memory", count=len(dropped))
 
     def _take_up(self, folder: Path) -> None:
         used_at = folder.stat().st_mtime

@@ -39,7 +39,7 @@ from unbroken.core.checkpoint_memory import (
     repairs,
     whole_steps,
 )
-from unbroken.errors import WorldError
+from unbroken.errors import SpecError, WorldError
 from unbroken.foreign_numbers import INT64_MAX
 from unbroken.kube.clock import wall
 from unbroken.listener import Connections, Limits, bound
@@ -76,7 +76,7 @@ LIMITS = Limits(1024)
 LATEST, LATEST_MAX = 5, 1000
 """Steps in a list of the newest: by default, and at most."""
 MEMBERS_SECONDS = 2.0
-"""Seconds between two looks at the list of members."""
+"""Seconds between two looks at the list of members, and at the capacity."""
 ASKED = 2 * COPIES
 """Members that are asked for a shard: its holders, and those before two of them came."""
 _NAMESPACE_PATH = "/v1/cp/namespaces/{namespace}"
@@ -91,8 +91,8 @@ class MemberOptions:
     folder: Path
     host: str
     """Address that it listens on, and by which other members know it."""
-    capacity: int
-    """Bytes of all shards."""
+    capacity: Callable[[], int]
+    """Returns the bytes of all shards, as they are to be now. Raises SpecError."""
     find: FindMembers
     port: int = PORT
     look_seconds: float = MEMBERS_SECONDS
@@ -103,13 +103,13 @@ class MemberOptions:
 async def serve_member(options: MemberOptions, ready: Callable[[], None] = lambda: None) -> None:
     """Serve until cancelled. Raises WorldError, or SpecError for a host that is no IP address."""
     own = address_of(own_host(options.host), options.port)
-    files = CheckpointFiles(options.folder, options.capacity)
+    files = CheckpointFiles(options.folder, options.capacity())
     files.open()
     async with plain_session() as session:
         peers = Peers(own, session)
         member = Member(files, peers, options)
         async with _listening(member.application(), options):
-            log.info("checkpoint memory", address=peers.own, bytes=options.capacity)
+            log.info("checkpoint memory", address=peers.own, bytes=files.memory.capacity)
             ready()
             await member.run()
 
@@ -164,6 +164,7 @@ class Member:
         self._is_incomplete = True
         """Some shard may lack a copy."""
         self._problem = ""
+        self._capacity_problem = ""
         self._look_now = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -471,6 +472,7 @@ class Member:
         await self._look()
         await self._statuses(self._peers.members, "POST", JOINED_PATH, 0)
         while True:
+            self._follow_capacity()
             if self._is_incomplete:
                 await self._repair()
             with contextlib.suppress(TimeoutError):
@@ -493,6 +495,23 @@ class Member:
             log.info("members of the checkpoint memory", count=len(members))
             self._peers.members = members
             self._is_incomplete = True
+
+    def _follow_capacity(self) -> None:
+        try:
+            capacity = self._options.capacity()
+            if capacity == self._memory.capacity:
+                return
+            self._files.resize(capacity)
+        except (SpecError, OSError) as error:
+            # The known capacity remains.
+            if str(error) != self._capacity_problem:
+                self._capacity_problem = str(error)
+                log.warning("checkpoint memory not resized", error=error)
+            return
+        self._capacity_problem = ""
+        # A larger memory takes the copies that it has refused.
+        self._is_incomplete = True
+        log.info("checkpoint memory", address=self._peers.own, bytes=capacity)
 
     async def _repair(self) -> None:
         self._is_incomplete = False

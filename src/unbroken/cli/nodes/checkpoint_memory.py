@@ -38,6 +38,14 @@ def command(
             help="Memory for checkpoints, such as 64Gi, or a share of the machine's, such as 20%.",
         ),
     ] = "20%",
+    memory_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--memory-file",
+            metavar="FILE",
+            help="File with such a size or share, in place of --memory. Changes are followed.",
+        ),
+    ] = None,
     service: Annotated[
         str,
         typer.Option("--service", help="Name whose addresses are those of all nodes' servers."),
@@ -62,21 +70,38 @@ def command(
     from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
 
     find = in_folder(members) if members is not None else in_service(service, port)
-    options = MemberOptions(folder, host, memory_bytes(memory), find, port, service=service)
+
+    def capacity() -> int:
+        return memory_bytes(memory) if memory_file is None else memory_in(memory_file)
+
+    options = MemberOptions(folder, host, capacity, find, port, service=service)
     start_logging()
     asyncio.run(until_stopped(serve_member(options)))
 
 
-def memory_bytes(text: str) -> int:
-    """Return the bytes of a size or of a share of this machine's memory. Raises SpecError."""
-    from unbroken.kube.quantity import parse_quantity
+def memory_in(file: Path) -> int:
+    """Return the bytes of the size or share that a file holds. Raises SpecError."""
+    try:
+        text = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--memory-file: cannot read {file}: {error}") from error
+    return memory_bytes(text, f"--memory-file {file}")
 
-    if text.endswith("%"):
-        share = whole_number(text[:-1], 1, 100)
-        if share is None:
-            raise SpecError(f"--memory: expected 1% to 100%, not {text!r}")
+
+def memory_bytes(text: str, place: str = "--memory") -> int:
+    """Return the bytes of a size or of a share of this machine's memory. Raises SpecError."""
+    from unbroken.kube.quantity import QuantityError, parse_quantity
+
+    share = whole_number(text[:-1], 1, 100) if text.endswith("%") else None
+    if share is not None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share // 100
-    size = int(parse_quantity(text))
+    try:
+        size = int(parse_quantity(text))
+    except QuantityError:
+        size = 0
     if size <= 0:
-        raise SpecError(f"--memory: expected a size above 0, not {text!r}")
+        raise SpecError(
+            f"{place}: expected a size above 0, such as 64Gi, or a share of the memory from 1% to "
+            f"100%, not {text[:40]!r}"
+        )
     return size
