@@ -273,12 +273,6 @@ def check_request(request: GroupRequest) -> None:
         raise invalid("Orchestrator: Slurm is not offered here; clusters are of Kubernetes (Eks)")
     if (request.get("AutoScaling") or {}).get("Mode") == "Enable":
         raise invalid("AutoScaling: Karpenter is not offered here; change InstanceCount instead")
-    if (request.get("TieredStorageConfig") or {}).get("Mode") == "Enable":
-        raise invalid(
-            "TieredStorageConfig: the memory for tiered checkpoints is not set by cluster here;"
-            " leave it out or give Mode Disable. `unbroken up --checkpoint-memory PERCENT` sets it"
-            " for all nodes. Jobs keep snapshots in memory with unbroken.worker.Snapshot"
-        )
     groups: Sequence[GroupRequest] = request.get("InstanceGroups") or ()
     names = [group["InstanceGroupName"] for group in groups]
     for name in names:
@@ -286,6 +280,24 @@ def check_request(request: GroupRequest) -> None:
             raise invalid(f"Instance group names must be unique: '{name}' is given twice")
     for group in groups:
         _check_group(group)
+
+
+def _check_tiered_storage(call: ApiCall) -> None:
+    """ValidationException for a memory for checkpoints that no node would get."""
+    config = call.body.get("TieredStorageConfig") or {}
+    if config.get("Mode") != "Enable":
+        return
+    if not call.context.keeps_checkpoints:
+        raise invalid(
+            "TieredStorageConfig: in this Kubernetes cluster, checkpointMemory.enabled and "
+            "checkpointMemory.memoryGiB of unbroken's chart set the memory for tiered checkpoints "
+            "for all nodes; leave TieredStorageConfig out or give Mode Disable"
+        )
+    if config.get("InstanceMemoryAllocationPercentage") == 0:
+        raise invalid(
+            "TieredStorageConfig: InstanceMemoryAllocationPercentage must be 1 to 100 with Mode "
+            "Enable, not 0; to switch the memory off, give Mode Disable"
+        )
 
 
 def _check_group(group: GroupRequest) -> None:
@@ -383,6 +395,7 @@ async def create_cluster(call: ApiCall) -> Object:
     """CreateCluster."""
     around, body = call.context, call.body
     check_request(body)
+    _check_tiered_storage(call)
     groups: Sequence[Mapping[str, Any]] = body.get("InstanceGroups") or ()
     if not groups:
         raise invalid("A cluster needs InstanceGroups")
@@ -426,6 +439,7 @@ def _account(around: CallContext, groups: Sequence[Mapping[str, Any]]) -> str:
 async def update_cluster(call: ApiCall) -> Object:
     """UpdateCluster."""
     check_request(call.body)
+    _check_tiered_storage(call)
     stored = await call.store.change(
         call.text("ClusterName"), lambda result: (_updated(call, result), {})
     )

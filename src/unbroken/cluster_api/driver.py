@@ -64,6 +64,9 @@ class ClusterApiOptions:
     makes_machines: bool = True
     """True if a program in the cluster makes the Machines of Clusters; False: operations that add
     instances are refused."""
+    keeps_checkpoints: bool = False
+    """True if the nodes' checkpoint memory follows TieredStorageConfig; False: Mode Enable is
+    refused."""
 
 
 @asynccontextmanager
@@ -89,6 +92,7 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
         options.region,
         options.account,
         options.makes_machines,
+        options.keeps_checkpoints,
     )
     service = Service(around, credentials, UsedSignatures(wall()))
     async with _certificate(options.tls) as tls, _listening(service, options, tls) as address:

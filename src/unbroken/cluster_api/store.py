@@ -241,7 +241,9 @@ class CallContext:
     account: str
     """Account in the ARNs of clusters whose creation was not signed."""
     makes_machines: bool
-    """As in `ClusterApiOptions`."""
+    """The same as in `ClusterApiOptions`."""
+    keeps_checkpoints: bool
+    """The same as in `ClusterApiOptions`."""
 
 
 @dataclass(frozen=True, slots=True)

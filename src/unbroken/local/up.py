@@ -65,7 +65,7 @@ from unbroken.operator.telemetry import OperatorMetrics, watch_nodes
 from unbroken.spec.keys import CONTROL_PLANE
 
 from . import networks
-from .checkpoint_memory import discard_memory, memory_beside
+from .checkpoint_memory import CheckpointShares, discard_memory, memory_beside
 from .controllers import ControllerOptions, run_controllers
 from .folders import private
 from .job_programs import ADMISSIONS, job_programs
@@ -116,11 +116,6 @@ def daemon_beside(logs: Path, gpus: GpuMetrics) -> Companion:
             gpus.node_gone(node.name)
 
     return watch
-
-
-def _checkpoint_memory(paths: Paths, options: ClusterOptions) -> Iterator[Companion]:
-    if options.checkpoint_memory:
-        yield memory_beside(paths.directory, options.checkpoint_memory)
 
 
 def _options(node: NodeOptions, kernel_log: Path, logs: Path) -> DaemonOptions:
@@ -200,7 +195,7 @@ async def _run_parts(
     assert started is not None
     informers = Informers(client)
     keys = credentials_file(paths, options)
-    cluster_api = ClusterApiOptions(keys, port=options.cluster_api_port)
+    cluster_api = ClusterApiOptions(keys, port=options.cluster_api_port, keeps_checkpoints=True)
     # The nodes share this machine, but each has GPUs of its own.
     machine = HostMetrics(metrics.registry, Path("/"), platform.node())
     gpus = GpuMetrics(metrics.registry)
@@ -265,7 +260,7 @@ async def _start_machines(
         sources=options.lifecycle_sources,
         companions=(
             daemon_beside(paths.logs, gpus),
-            *_checkpoint_memory(paths, options),
+            memory_beside(paths.directory, CheckpointShares(informers, options.checkpoint_memory)),
         ),
     )
     pool = MachinePool(client, informers, pool_options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from unbroken.core.clusters.draft import (
     CheckView,
     ClusterDecision,
@@ -20,7 +22,12 @@ from unbroken.core.clusters.draft import (
     Retarget,
     World,
 )
-from unbroken.core.clusters.groups import NodeConfig, node_config, retargeted
+from unbroken.core.clusters.groups import (
+    NodeConfig,
+    checkpoint_percent,
+    node_config,
+    retargeted,
+)
 from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS, decide_cluster
 from unbroken.core.clusters.state import (
     EVENTS_MAX,
@@ -39,6 +46,7 @@ from unbroken.core.clusters.state import (
 from unbroken.spec.keys import CLUSTER_NAME, DEEP_CHECK, HEALTH, INSTANCE_GROUP
 from unbroken.spec.nodes.kinds import CheckKind, CheckPhase, ClusterSpec, MachinePhase
 
+PERCENT = "InstanceMemoryAllocationPercentage"
 DEEP = {"OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"]}
 
 
@@ -567,3 +575,26 @@ def test_events_are_bounded_and_have_ids_of_their_own() -> None:
     assert len(bench.state.events) == EVENTS_MAX
     assert len({event.id for event in bench.state.events}) == EVENTS_MAX
     assert len(bench.state.operations) <= 100
+
+
+@pytest.mark.parametrize(
+    ("config", "percent"),
+    [
+        (None, None),
+        ({"Mode": "Disable", PERCENT: 40}, 0),
+        ({"Mode": "Enable", PERCENT: 40}, 40),
+        ({"Mode": "Enable"}, 20),
+        # The cluster API stores none of these; a person may have changed the object.
+        ({}, 0),
+        ("Enable", None),
+        ({"Mode": "Enable", PERCENT: 4000}, 20),
+        ({"Mode": "Enable", PERCENT: "all"}, 20),
+    ],
+)
+def test_the_memory_for_checkpoints_is_what_the_cluster_says(
+    config: Any, percent: int | None
+) -> None:
+    given = spec()
+    if config is not None:
+        given = replace(given, request={**given.request, "TieredStorageConfig": config})
+    assert checkpoint_percent(given) == percent

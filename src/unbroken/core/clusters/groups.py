@@ -45,6 +45,25 @@ def is_continuous(spec: ClusterSpec) -> bool:
     return spec.request.get("NodeProvisioningMode") == "Continuous"
 
 
+DEFAULT_CHECKPOINT_PERCENT = 20
+"""Share of each node's memory where Mode is Enable and no percentage is given."""
+
+
+def checkpoint_percent(spec: ClusterSpec) -> int | None:
+    """Return the share of each node's memory for tiered checkpoints (TieredStorageConfig).
+
+    0: switched off. None: the cluster does not say.
+    """
+    given = spec.request.get("TieredStorageConfig")
+    if not isinstance(given, Mapping):
+        return None
+    if given.get("Mode") != "Enable":
+        return 0
+    percent = given.get("InstanceMemoryAllocationPercentage")
+    is_share = isinstance(percent, int) and 0 <= percent <= 100
+    return percent if is_share else DEFAULT_CHECKPOINT_PERCENT
+
+
 def instance_groups(spec: ClusterSpec) -> tuple[InstanceGroup, ...]:
     """Return the groups, in the order of the request."""
     return tuple(_group(spec, item) for item in _requested(spec))

@@ -26,7 +26,6 @@ from urllib.parse import quote
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.checkpoint_memory import SERVICE
 from unbroken.errors import SpecError
 from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient, Object
@@ -497,7 +496,6 @@ def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOpti
             kubelet_token=kubelet_token,
             heartbeat_seconds=heartbeat_seconds,
             images=options.images,
-            own_names=(SERVICE,) if options.checkpoint_memory else (),
         )
 
     return make

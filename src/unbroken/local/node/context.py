@@ -101,8 +101,6 @@ class NodeContext:
     """UID of the pod that has each GPU."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Python environments by the name of the image that each replaces."""
-    own_names: tuple[str, ...] = ()
-    """Names by which its pods find the node's own address."""
 
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -85,8 +85,6 @@ class NodeOptions:
     heartbeat_seconds: float = 10.0
     images: Mapping[str, str] = field(default_factory=dict)
     """Python environments by the name of the image that each replaces."""
-    own_names: tuple[str, ...] = ()
-    """Names by which its pods find the node's own address."""
 
 
 async def run_node(
@@ -148,7 +146,6 @@ class Node:
             api_port=str(server.port or 443),
             gpus=dict.fromkeys(range(options.gpus), ""),
             images=options.images,
-            own_names=options.own_names,
         )
         self._tasks = asyncio.TaskGroup()
         self._uid = ""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lightkube.resources.core_v1 import ConfigMap, Secret
 
+from unbroken.core.checkpoint_memory import SERVICE
 from unbroken.core.tick import Tick
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.kube import clock
@@ -102,8 +103,8 @@ class ContainerStart:
             worker.address = self._node.address if is_on_host else self._node.addresses.take()
             self._files.record(self._pod, worker.address, self._gpus())
         hosts = hosts_text(self._pod, worker.address)
-        names = "".join(f"{self._node.address}\t{name}\n" for name in self._node.own_names)
-        self._files.write_hosts(hosts + names)
+        # Also while nothing is served there: the checkpoint memory may be switched on later.
+        self._files.write_hosts(f"{hosts}{self._node.address}\t{SERVICE}\n")
         volumes = self._pod["spec"].get("volumes") or ()
         if not volumes:
             return
