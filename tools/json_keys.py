@@ -244,6 +244,7 @@ heatMap | object? | ranks as columns with an entry for each cell; null: no rank 
 heatMap.ranks | integer | number of ranks
 heatMap.ranksPerCell | integer | neighbouring ranks that a cell stands for
 heatMap.newestStep | integer? | newest step of any rank; null: none reports steps
+heatMap.stepsApart | integer | steps between ranks that count as equal
 heatMap.reported | integer[] | ranks of the cell that an agent reports
 heatMap.steps | integer?[] | lowest step of the cell
 heatMap.behind | integer?[] | steps from there to the newest step of the job

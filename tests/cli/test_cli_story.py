@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.cli.job.agents import bound_lines, others_line, rank_rows, watch_value
+from unbroken.cli.job.agents import bound_lines, differing, others_line, rank_rows, watch_value
 from unbroken.cli.job.detectors import changed, detector_values, promotion
 from unbroken.cli.job.explain import as_value
 from unbroken.cli.job.story import common, cost_text, folded, story
@@ -278,6 +278,19 @@ def test_of_a_thousand_ranks_those_are_shown_that_differ() -> None:
     )
     assert others_line(found, 100.0) == line
     assert others_line(ranks(1000), 100.0).startswith("all 1000 ranks: train, step 700 to 701")
+
+
+def test_fast_healthy_ranks_that_were_looked_at_apart_do_not_differ() -> None:
+    # 2 ms a step: within the second between two looks, a rank makes 500.
+    found = [
+        RankWatch(rank, "train", 10_000 + 40 * rank, 100.0, 0.002, 100.0, 5.0) for rank in range(10)
+    ]
+    shown = [{**watch_value(one), "pod": "a"} for one in found]
+    assert differing(shown, 100.0) == []
+    shown[7] = {**shown[7], "step": 9_000}
+    assert [one["rank"] for one in differing(shown, 100.0)] == [7]
+    shown[7] = {**shown[7], "step": None}
+    assert [one["rank"] for one in differing(shown, 100.0)] == [7]
 
 
 def test_the_bound_of_each_rank_is_told() -> None:

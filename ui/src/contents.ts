@@ -384,6 +384,10 @@ export interface JobPage {
      * lowest step of the cell
      */
     steps: (number | null)[];
+    /**
+     * steps between ranks that count as equal
+     */
+    stepsApart: number;
   } | null;
   /**
    * training so far, as columns of equal length

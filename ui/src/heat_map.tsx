@@ -40,8 +40,9 @@ function levelBy(map: Map, measure: Measure): (cell: number) => number | null {
     case "step":
       return (cell) => {
         const behind = map.behind[cell] ?? null;
-        // Ranks report at slightly different times.
-        return behind === null ? null : behind <= 1 ? 0 : Math.min(1 + Math.floor(Math.log2(behind / 2)), LEVELS - 1);
+        if (behind === null) return null;
+        const more = behind / map.stepsApart - 1;
+        return more <= 0 ? 0 : Math.min(1 + Math.floor(Math.log2(Math.max(more, 1))), LEVELS - 1);
       };
     case "time": {
       const usual = median(map.stepSeconds);

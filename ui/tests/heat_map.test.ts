@@ -19,6 +19,8 @@ test("a rank that is learning is not late", () => {
 
 test("steps behind, time per step and phase show the straggler", () => {
   expect(levels("step", { behind: [0, 1, 2, 40] })).toEqual([0, 0, 1, 4]);
+  // Fast ranks make many steps between two looks at them.
+  expect(levels("step", { behind: [0, 400, 900, 4000], stepsApart: 501 })).toEqual([0, 0, 1, 3]);
   expect(levels("time", { stepSeconds: [0.2, 0.2, 0.21, 0.6] })).toEqual([0, 0, 0, 4]);
   expect(levels("phase", { phases: ["train", "train", "eval", "train"] })).toEqual([0, 0, 2, 0]);
   expect(levels("time", { stepSeconds: [null, null, null, null] })).toEqual([null, null, null, null]);

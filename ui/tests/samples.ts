@@ -50,6 +50,7 @@ export function heatMap(change: Partial<NonNullable<JobPage["heatMap"]>> = {}): 
     ranks: 4,
     ranksPerCell: 1,
     newestStep: 50,
+    stepsApart: 1,
     reported: [1, 1, 1, 1],
     steps: [50, 50, 50, 50],
     behind: [0, 0, 0, 0],

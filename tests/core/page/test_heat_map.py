@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.core.page.heat_map import CELLS_MAX, Cell, heat_map
+from unbroken.core.page.heat_map import CELLS_MAX, Cell, heat_map, steps_apart
 from unbroken.wire.observation import Alarm, RankWatch
 
 NOW = 1000.0
@@ -46,6 +46,18 @@ def test_one_bad_rank_is_as_visible_among_16384_as_among_4(count: int) -> None:
     assert (odd.phase, odd.alarms) == ("eval", 1)
     others = {(one.behind, one.phase, one.alarms) for one in found.cells if one is not odd}
     assert others == {(0, "train", 0)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "apart"),
+    [((), 1), ((None, 0.0), 1), ((2.0, 2.0), 1), ((0.5, None), 3), ((0.002, 0.002, 9.0), 501)],
+)
+def test_ranks_may_be_apart_by_the_steps_between_two_looks(
+    seconds: tuple[float | None, ...], apart: int
+) -> None:
+    assert steps_apart(seconds) == apart
+    watches = [RankWatch(rank, step_seconds=one) for rank, one in enumerate(seconds)]
+    assert heat_map(watches, NOW).steps_apart == apart
 
 
 def test_ranks_without_a_report_are_empty_cells() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from unbroken.cli.connection import SECRETS, Cluster, Object
+from unbroken.core.page.heat_map import steps_apart
 from unbroken.core.patience import START
 from unbroken.errors import PeerError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
@@ -33,8 +34,6 @@ ALL_SHOWN = 16
 DIFFERENT_SHOWN = 24
 LATE_SHARE = 0.5
 """Share of its allowed silence after which a rank counts as different."""
-STEPS_APART = 1
-"""Steps between ranks that count as equal: ranks report at slightly different times."""
 TITLES = ("RANK", "POD", "PHASE", "STEP", "STEP TIME", "LAST SIGN", "ALLOWED", "ALARMS")
 
 SIGNS = {
@@ -134,13 +133,16 @@ def others_line(ranks: Sequence[Rank], now: float) -> str:
 def differing(ranks: Sequence[Rank], now: float) -> list[Rank]:
     """Ranks with an alarm, with another phase or step than most, or long silent."""
     phase = Counter(one["phase"] for one in ranks).most_common(1)[0][0]
-    step = Counter(one["step"] for one in ranks).most_common(1)[0][0]
+    steps = sorted(one["step"] for one in ranks if one["step"] is not None)
+    # The middle rank's step, if most ranks report steps.
+    step = steps[len(steps) // 2] if 2 * len(steps) > len(ranks) else None
+    apart = steps_apart(one["stepSeconds"] for one in ranks)
 
     def is_different(one: Rank) -> bool:
         silence, allowed = _silence(one, now), one["allowedSeconds"]
         is_late = silence is not None and allowed is not None and silence > LATE_SHARE * allowed
         is_apart = (one["step"] is None) != (step is None)
-        is_apart |= None not in (one["step"], step) and abs(one["step"] - step) > STEPS_APART
+        is_apart |= None not in (one["step"], step) and abs(one["step"] - step) > apart
         return bool(one["alarms"]) or one["phase"] != phase or is_apart or is_late
 
     return sorted(filter(is_different, ranks), key=lambda one: (not one["alarms"], one["rank"]))

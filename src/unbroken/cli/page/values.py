@@ -246,6 +246,7 @@ def heat_map_value(found: HeatMap) -> dict[str, Any]:
         "ranks": found.ranks,
         "ranksPerCell": found.per_cell,
         "newestStep": found.newest_step,
+        "stepsApart": found.steps_apart,
         "reported": [one.reported for one in cells],
         "steps": [one.step for one in cells],
         "behind": [one.behind for one in cells],

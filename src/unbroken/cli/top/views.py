@@ -326,7 +326,7 @@ def _mark(cells: Contents, index: int) -> tuple[int, str]:
         return 3, "O"
     if share > LATE_SHARE:
         return 2, "o"
-    return (1, "-") if behind > 1 else (0, ".")
+    return (1, "-") if behind > cells["stepsApart"] else (0, ".")
 
 
 def _incident_row(job: Contents, one: Contents, now: float) -> Row:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from unbroken.core.patience import LOOK_SECONDS
 from unbroken.wire.observation import RankWatch
 
 CELLS_MAX = 1024
 """Cells of a map: 32 rows of 32, which fit on a phone."""
+STEPS_APART = 1
+"""Steps between equal ranks whose agents look at the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,17 @@ class HeatMap:
     per_cell: int
     cells: tuple[Cell, ...]
     newest_step: int | None = None
+    steps_apart: int = STEPS_APART
+    """Steps between ranks that count as equal."""
+
+
+def steps_apart(step_seconds: Iterable[float | None]) -> int:
+    """Return the steps between ranks that count as equal, from their seconds per step.
+
+    Agents look at different moments, and ranks go on meanwhile.
+    """
+    known = [one for one in step_seconds if one is not None and one > 0]
+    return STEPS_APART + (int(LOOK_SECONDS / median(known)) if known else 0)
 
 
 def heat_map(watches: Iterable[RankWatch], now: float) -> HeatMap:
@@ -66,7 +81,8 @@ def heat_map(watches: Iterable[RankWatch], now: float) -> HeatMap:
     for index in range(-(-count // per_cell)):
         first, last = index * per_cell, min((index + 1) * per_cell, count) - 1
         cells.append(_cell(Cell(first, last), found.get(index, ()), phases, newest, now))
-    return HeatMap(count, per_cell, tuple(cells), newest)
+    apart = steps_apart(one.step_seconds for one in by_rank.values())
+    return HeatMap(count, per_cell, tuple(cells), newest, apart)
 
 
 def _cell(
