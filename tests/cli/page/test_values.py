@@ -12,10 +12,12 @@ from tests.cli.test_cli_story import HUNG
 from tests.cli_calls import assert_fits
 from unbroken.cli.page.values import (
     JOBS_MAX,
+    SAMPLE_SECONDS,
     JobPast,
     heat_map_value,
     history_value,
     incident_value,
+    is_sample_due,
     node_value,
     past,
     recovery_value,
@@ -91,6 +93,32 @@ def test_columns_have_equal_lengths_and_bounded_size() -> None:
     assert shown["metricNames"] == ["loss"]
     assert shown["metricValues"] == [[None, 1.5]]
     assert [len(shown[name]) for name in ("times", "steps", "rates")] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "looked", "is_due"),
+    [
+        (float("-inf"), float("-inf"), True),
+        (98.0, 99.0, True),
+        (98.0, 41.0, True),
+        (98.0, 40.0, False),
+        (71.0, 0.0, False),
+        (70.0, float("-inf"), True),
+    ],
+)
+def test_jobs_are_sampled_often_only_while_a_page_is_open(
+    sampled: float, looked: float, *, is_due: bool
+) -> None:
+    assert is_sample_due(100.0, sampled, looked) is is_due
+
+
+def test_samples_that_are_far_apart_have_a_rate_and_a_past() -> None:
+    history = MetricHistory(SAMPLE_SECONDS)
+    times = [*(30.0 * number for number in range(5)), *(120.0 + 2.0 * number for number in (1, 2))]
+    for at in times:
+        history.add(at, [RankWatch(0, step=int(at * 4))])
+    assert [one.at for one in history.points] == times
+    assert [one.rate for one in history.points] == [None, *[4.0] * 6]
 
 
 def test_only_so_many_jobs_have_a_past() -> None:

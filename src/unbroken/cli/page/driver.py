@@ -40,9 +40,12 @@ class Pages:
         """`cluster`: connects to the cluster, with the namespace to use."""
         self._cluster = cluster
         self._pasts: values.Pasts = {}
+        self._looked_at = float("-inf")
+        """Time of the monotonic clock at which a page was read last."""
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
         """The contents of a page; SpecError if there is none at this path."""
+        self._looked_at = monotonic()
         match path:
             case ("jobs",):
                 return await values.jobs_page(await self._cluster(""), self._pasts, wall())
@@ -64,18 +67,24 @@ class Pages:
 
     async def sample(self) -> None:
         """Sample the running jobs for ever, in at most 5 % of the time."""
+        sampled_at = float("-inf")
         while True:
             began = monotonic()
-            try:
-                cluster = await self._cluster("")
-                jobs = await cluster.select(JOBS, namespace="")
-                await values.sample(cluster, self._pasts, wall(), jobs)
-            except UnbrokenError as error:
-                log.warning("jobs not sampled for the page", error=error)
-            except Exception as error:  # noqa: BLE001 -- the page must not end its cluster
-                log.error("jobs not sampled for the page", error=repr(error))
+            if values.is_sample_due(began, sampled_at, self._looked_at):
+                sampled_at = began
+                await self._sample()
             cost = monotonic() - began
             await pause(max(values.SAMPLE_SECONDS, COST_FACTOR * cost))
+
+    async def _sample(self) -> None:
+        try:
+            cluster = await self._cluster("")
+            jobs = await cluster.select(JOBS, namespace="")
+            await values.sample(cluster, self._pasts, wall(), jobs)
+        except UnbrokenError as error:
+            log.warning("jobs not sampled for the page", error=error)
+        except Exception as error:  # noqa: BLE001 -- the page must not end its cluster
+            log.error("jobs not sampled for the page", error=repr(error))
 
 
 @asynccontextmanager

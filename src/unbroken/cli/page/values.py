@@ -51,7 +51,12 @@ from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import RankWatch
 
 SAMPLE_SECONDS = 2.0
-"""Seconds between samples of a running job."""
+"""Seconds between samples of a running job while a page is open."""
+UNSEEN_SECONDS = 30.0
+"""Seconds between samples while no page is open: whoever opens one wants to see the past, too."""
+OPEN_SECONDS = 60.0
+"""Seconds after the last reading of a page for which it counts as open: the page of a large job is
+read that seldom."""
 JOBS_MAX = 200
 """Jobs whose past is kept."""
 INCIDENTS_SHOWN = 50
@@ -98,6 +103,14 @@ async def sample(cluster: Cluster, pasts: Pasts, now: float, jobs: Iterable[Obje
         inside = Cluster(cluster.place, cluster.client, job["metadata"]["namespace"])
         pods = await inside.pods(job["metadata"]["name"])
         past(pasts, job).add(now, job, await reports(inside, pods))
+
+
+def is_sample_due(now: float, sampled_at: float, looked_at: float) -> bool:
+    """True if running jobs are sampled in this turn, one of each SAMPLE_SECONDS.
+
+    `sampled_at`: time of the newest sample; `looked_at`: time at which a page was read last.
+    """
+    return now - looked_at < OPEN_SECONDS or now - sampled_at >= UNSEEN_SECONDS
 
 
 def past(pasts: Pasts, job: Object) -> JobPast:
