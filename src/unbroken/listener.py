@@ -215,25 +215,27 @@ async def _readable(
     return await handler(request)
 
 
-async def bound(host: str, port: int) -> list[socket.socket]:
-    """Make a listening socket for each address of the host; empty: all addresses. Raises
-    OSError."""
+async def bound(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Make a listening socket for each address of the host; empty: all addresses.
+
+    `backlog`: connections that the kernel queues. Raises OSError.
+    """
     loop = asyncio.get_running_loop()
     result = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     with contextlib.ExitStack() as stack:
         made = [
-            stack.enter_context(_bound(family, address))
+            stack.enter_context(_bound(family, address, backlog))
             for family, address in dict.fromkeys((one[0], one[4]) for one in result)
         ]
         stack.pop_all()
     return made
 
 
-def _bound(family: int, address: Any) -> socket.socket:
+def _bound(family: int, address: Any, backlog: int) -> socket.socket:
     try:
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        return socket.create_server(address, family=family, backlog=backlog)
     except OSError as error:
         if error.errno is None:
             raise

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from tests.watching import until
+from tests.watching import PATIENCE_SECONDS, until
 from unbroken.core.checkpoint_memory import (
     COPIES,
     NAMESPACES_MAX,
@@ -161,6 +161,29 @@ async def test_any_member_answers_for_all(tmp_path: Path) -> None:
             assert (await made.ask(port, "GET", "/v1/cp/namespaces/job"))[0] == 200
         # Two copies of each, and no more.
         await made.hold(6)
+
+
+async def test_ranks_that_save_at_once_are_all_answered(tmp_path: Path) -> None:
+    async with members(tmp_path, 1) as made:
+        # The server accepts nothing before all are there.
+        clients = _connected(made.ports[0], 300)
+        for client in clients:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        loop = asyncio.get_running_loop()
+        answers = await asyncio.gather(*(loop.sock_recv(client, 12) for client in clients))
+        assert set(answers) == {b"HTTP/1.1 200"}
+        for client in clients:
+            client.close()
+
+
+def _connected(port: int, count: int) -> list[socket.socket]:
+    """Return connections that were made one after the other, while the event loop stands still."""
+    clients = []
+    for _ in range(count):
+        client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+        client.setblocking(False)
+        clients.append(client)
+    return clients
 
 
 async def test_a_lost_member_loses_nothing_one_after_the_other(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ async def _listening(app: web.Application, options: MemberOptions) -> AsyncItera
     connections = Connections(runner.server, LIMITS)
     try:
         try:
-            sockets = await bound(options.host, options.port)
+            # All ranks save at once, and AWS's client does not try again.
+            sockets = await bound(options.host, options.port, LIMITS.connections)
         except OSError as error:
             text = f"cannot serve checkpoints at {options.host}:{options.port}: {error.strerror}"
             raise WorldError(text) from error
