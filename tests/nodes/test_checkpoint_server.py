@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable
@@ -27,7 +28,7 @@ from unbroken.core.checkpoint_memory import (
     in_order,
 )
 from unbroken.errors import SpecError
-from unbroken.nodes import checkpoint_requests
+from unbroken.nodes import checkpoint_peers, checkpoint_requests
 from unbroken.nodes.checkpoint_files import CheckpointFiles, IncomingShard
 from unbroken.nodes.checkpoint_peers import Contents
 from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
@@ -224,6 +225,33 @@ async def test_a_member_that_does_not_answer_is_replaced_by_the_next(tmp_path: P
             return [{held.rank for held in one.shards.get("wide", ())} for one in contents]
 
         assert await until(ranks, lambda found: found == expected)
+
+
+async def test_a_copy_to_a_member_that_stalls_goes_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_peers, "STALL_SECONDS", 0.5)
+    # The time for the size, which is far longer for a large shard, does not end it here.
+    monkeypatch.setattr(checkpoint_peers, "ANSWER_SECONDS", 3600.0)
+    async with members(tmp_path, 2, capacity=64 << 20) as made:
+        # The kernel takes connections and bytes for a program that reads none.
+        with socket.create_server(("127.0.0.1", 0)) as stalled:
+            await _copies(made, stalled.getsockname()[1])
+
+
+async def _copies(made: Members, stalled: int) -> None:
+    made.listed.add(stalled)
+    await until(made.contents, lambda contents: all(one.members == 3 for one in contents))
+    addresses = await made.addresses()
+    rank = next(
+        one
+        for one in range(99)
+        if f"127.0.0.1:{stalled}" in in_order(addresses, "job", one)[:COPIES]
+    )
+    # More than the kernel takes.
+    path, data = f"/v1/cp/checkpoints/job/{rank}/7", io.BytesIO(bytes(24 << 20))
+    assert (await made.ask(made.ports[0], "POST", path, data=data))[0] == 200
+    assert [len(one.shards["job"]) for one in await made.contents()] == [1, 1]
 
 
 async def test_all_that_a_member_lists_can_be_fetched_after_another_has_joined(

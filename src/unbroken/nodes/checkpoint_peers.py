@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 import msgspec
@@ -29,6 +29,10 @@ ANSWER_SECONDS = 10.0
 """Seconds for a member's answer, besides those for a shard's bytes."""
 BYTES_PER_SECOND = 16 << 20
 """Slowest transfer of a shard between members."""
+PIECE_BYTES = 1 << 20
+STALL_SECONDS = 10.0
+"""Longest time for which a member takes no piece of a copy: the client, which waits for the copy,
+gives up after 60 s."""
 PAUSE_SECONDS = 60.0
 """Longest pause between two pieces of a shard."""
 SILENT_SECONDS = 5.0
@@ -127,26 +131,41 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def ask(
-        self, member: str, method: str, path: str, stamp: int, size: int = 0, **more: Any
+        self,
+        member: str,
+        method: str,
+        path: str,
+        stamp: int,
+        size: int = 0,
+        data: BinaryIO | None = None,
+        **more: Any,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask a member for its own answer. Raises WorldError if it does not answer."""
+        """Ask a member for its own answer. Raises WorldError if it does not answer.
+
+        `data`: a file of `size` bytes to send.
+        """
         if self._silent.get(member, 0.0) > monotonic():
             raise WorldError(f"{member} did not answer a moment ago")
         headers = {STAMP_HEADER: str(stamp), **more.pop("headers", {})}
         timeout = aiohttp.ClientTimeout(
             total=ANSWER_SECONDS + size / BYTES_PER_SECOND,
             sock_connect=CONNECT_SECONDS,
-            sock_read=None if "data" in more else PAUSE_SECONDS,
+            sock_read=None if data is not None else PAUSE_SECONDS,
         )
         try:
-            async with self._session.request(
-                *(method, f"http://{member}{path}"),
-                headers=headers,
-                timeout=timeout,
-                **more,
-            ) as answer:
-                self._silent.pop(member, None)
-                yield answer
+            async with asyncio.timeout(None) as stall:
+                if data is not None:
+                    headers["Content-Length"] = str(size)
+                    more["data"] = _pieces(data, stall) if size else b""
+                async with self._session.request(
+                    *(method, f"http://{member}{path}"),
+                    headers=headers,
+                    timeout=timeout,
+                    **more,
+                ) as answer:
+                    stall.reschedule(None)
+                    self._silent.pop(member, None)
+                    yield answer
         except (aiohttp.ClientError, OSError, PeerError, TimeoutError) as error:
             self._silent[member] = monotonic() + SILENT_SECONDS
             log.warning(
@@ -181,3 +200,14 @@ class Peers:
         others = self.members - {self.own}
         found = await asyncio.gather(*(ask(member) for member in others))
         return {member: contents for member, contents in found if contents is not None}
+
+
+async def _pieces(file: BinaryIO, stall: asyncio.Timeout) -> AsyncIterator[bytes]:
+    """Yield a file's bytes; `stall` ends when the last piece was not taken in time."""
+    loop = asyncio.get_running_loop()
+    while True:
+        stall.reschedule(loop.time() + STALL_SECONDS)
+        data = file.read(PIECE_BYTES)
+        if not data:
+            break
+        yield data

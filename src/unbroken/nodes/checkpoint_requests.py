@@ -23,14 +23,13 @@ from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
 from .checkpoint_files import IncomingShard
-from .checkpoint_peers import PAUSE_SECONDS, STAMP_HEADER
+from .checkpoint_peers import PAUSE_SECONDS, PIECE_BYTES, STAMP_HEADER
 
 log = Log(__name__)
 
 META_HEADER = "Shard-Meta"
 CLIENT_SECONDS, CLIENT_BYTES_PER_SECOND = 60.0, 1 << 20
 """Slowest upload of a client, for which memory is reserved; 60 s is its own timeout."""
-PIECE_BYTES = 1 << 20
 _LABELS = SERVICE.split(".")
 HOSTS = frozenset({"localhost", *(".".join(_LABELS[:count]) for count in (1, 2, 3, len(_LABELS)))})
 """Names by which a client may call a member: that of the Service, as far as a pod shortens it."""

@@ -48,6 +48,7 @@ from unbroken.log_lines import Log
 from .checkpoint_files import CheckpointFiles, IncomingShard
 from .checkpoint_peers import (
     CONTENTS_PATH,
+    PIECE_BYTES,
     Contents,
     FindMembers,
     HeldShard,
@@ -58,7 +59,6 @@ from .checkpoint_peers import (
 )
 from .checkpoint_requests import (
     META_HEADER,
-    PIECE_BYTES,
     answered,
     fill,
     key_in,
@@ -374,7 +374,7 @@ class Member:
             status = await self._peers.status(
                 *(member, "POST", _path_of(shard.key), shard.stamp),
                 size=shard.size,
-                data=file if shard.size else b"",
+                data=file,
                 params={"steps_retained": str(retained)},
                 headers={META_HEADER: shard.meta, "Content-Type": "application/octet-stream"},
             )
