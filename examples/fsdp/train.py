@@ -418,6 +418,7 @@ class Training:
         samples = part_of(texts.held, dist.get_rank(), dist.get_world_size())
         self.validation = torch.split(torch.stack(list(samples)), options.val_batch_size)
         self.parts = {"model": self.model, "optimizer": self.optimizer, "data": data}
+        self.completed = -1
         self.saved = None
         if options.checkpoint_dir:
             self.saved = worker.checkpoints(
@@ -472,6 +473,7 @@ class Training:
                     break
         if self.saved is not None:
             self.saved.wait()
+            self.say_completed(self.saved.completed)
 
     def look_up(self, step: int) -> None:
         """Validate and save where it is time for it."""
@@ -479,9 +481,17 @@ class Training:
             with worker.phase("eval"):
                 loss = validate(self.model, self.validation, self.device)
             say(f"[Batch {step}] Validation loss: {loss:.4f}")
-        if self.saved is not None and self.saved.is_due(step):
-            self.saved.save(step, **self.parts)
+        if self.saved is None:
+            return
+        if self.saved.is_due(step) and self.saved.save(step, **self.parts):
             say(f"checkpoint of step {step} begun")
+        self.say_completed(self.saved.completed)
+
+    def say_completed(self, step: int) -> None:
+        """Print a line on the rank that has completed a checkpoint: the last to store its part."""
+        if step != self.completed:
+            self.completed = step
+            print("The checkpoint is finalized. All shards is written.", flush=True)
 
 
 def parse_options() -> Options:

@@ -159,6 +159,25 @@ def test_a_process_that_stays_begins_a_later_attempt_with_the_new_ones(tmp_path:
     }  # fmt: skip
 
 
+def completing(rank: int, directory: Path) -> list[int]:
+    """Save three checkpoints; return the newest that this rank has completed after each."""
+    saved, completed = worker.checkpoints(directory), []
+    for step in (1, 2, 3):
+        assert saved.save(step, model=torch.nn.Linear(2, 2))
+        saved.wait()
+        torch.distributed.barrier()
+        completed.append(saved.completed)
+    return completed
+
+
+def test_one_rank_says_that_it_has_completed_a_checkpoint(tmp_path: Path) -> None:
+    found = ranks(3, completing, tmp_path / "store", tmp_path)
+    for before, step in enumerate((1, 2, 3)):
+        newest = [completed[before] for completed in found]
+        assert newest.count(step) == 1
+        assert all(-1 <= one <= step for one in newest)
+
+
 def lost(rank: int, directory: Path) -> None:
     """Kill rank 1 while it writes step 2."""
     model, optimizer = trained(True)

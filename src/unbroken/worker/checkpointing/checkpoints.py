@@ -149,6 +149,9 @@ class Checkpoints:
         """Saves that did not begin, because the one before was still being written."""
         self.failed = 0
         """Saves that this rank began and could not write."""
+        self.completed = -1
+        """Step of the newest checkpoint that this rank completed, as the last of all ranks that had
+        its part stored; -1: none. One rank completes a checkpoint in a directory or store."""
         self._retention, self._shared = retention, shared
         self._thread: Thread | None = None
         self._begin_attempt(storage, rhythm)
@@ -545,6 +548,7 @@ class Checkpoints:
         else:
             part.seconds = monotonic() - began
             if is_complete:
+                self.completed = part.step
                 checkpoint(part.step)
                 self._prune(part.safe)
             self._learn()
