@@ -80,7 +80,9 @@ class Llama:
     def until_more(self, pattern: str, count: int = 1) -> None:
         """Wait for so many more lines with a pattern."""
         goal = len(self.lines(pattern)) + count
-        wait_until(lambda: self.lines(pattern), lambda found: len(found) >= goal, patience=300)
+        wait_until(
+            lambda: self.lines(pattern), lambda found: len(found) >= goal, patience=JOB_SECONDS
+        )
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the incidents."""

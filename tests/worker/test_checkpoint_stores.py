@@ -21,6 +21,7 @@ from unbroken.worker.checkpointing.checkpoints import CheckpointError, Supersede
 from unbroken.worker.checkpointing.names import parse
 from unbroken.worker.checkpointing.series import Series
 
+DELAYS = storage.RETRY_DELAYS
 URLS = ("memory", "oci", "hdfs", "file")
 
 
@@ -173,6 +174,52 @@ def test_a_store_that_is_away_when_training_begins_is_asked_again(tmp_path: Path
     saved.wait()
     assert (saved.skipped, saved.failed) == (6, 0)
     assert steps(url) == [6]
+
+
+class Clock(threading.Event):
+    """A clock that waits move, and the event that no wait brings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let the time pass at once."""
+        self.now += timeout or 0
+        return False
+
+
+@pytest.mark.parametrize(
+    ("delays", "limit", "try_seconds", "tries", "end"),
+    [
+        # The delays alone make up the time.
+        (DELAYS[: storage.READ_RETRIES], storage.READ_SECONDS, 0, 7, 63),
+        (DELAYS, storage.RETRY_SECONDS, 0, 16, 603),
+        # s3fs takes 45 s to say that nobody answers.
+        (DELAYS[: storage.READ_RETRIES], storage.READ_SECONDS, 45, 2, 91),
+        (DELAYS, storage.RETRY_SECONDS, 45, 10, 693),
+        (DELAYS, storage.RETRY_SECONDS, 700, 1, 700),
+    ],
+)
+def test_a_store_that_takes_long_to_fail_is_asked_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+    delays: tuple[float, ...],
+    limit: float,
+    try_seconds: float,
+    tries: int,
+    end: float,
+) -> None:
+    clock, made = Clock(), []
+    monkeypatch.setattr(storage, "monotonic", lambda: clock.now)
+
+    def fail() -> None:
+        made.append(clock.now)
+        clock.now += try_seconds
+        raise CheckpointError("no route to the store", 1.0)
+
+    with pytest.raises(CheckpointError):
+        storage.retry(fail, delays, limit, clock)
+    assert (len(made), clock.now) == (tries, end)
 
 
 def test_training_never_asks_the_store_for_a_save(tmp_path: Path) -> None:

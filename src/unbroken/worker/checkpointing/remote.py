@@ -163,9 +163,10 @@ class Remote:
 
         In the main thread training waits for that, so it is tried less often.
         """
-        is_waited_for = current_thread() is main_thread()
-        delays = storage.RETRY_DELAYS[: storage.READ_RETRIES if is_waited_for else None]
-        return retry(act, delays, self._stop)
+        delays, seconds = storage.RETRY_DELAYS, storage.RETRY_SECONDS
+        if current_thread() is main_thread():
+            delays, seconds = delays[: storage.READ_RETRIES], storage.READ_SECONDS
+        return retry(act, delays, seconds, self._stop)
 
     def set_patient(self, is_patient: bool) -> None:
         """Say whether anything is tried again."""

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from time import monotonic  # noqa: TID251  (how long a store has not worked)
 from typing import IO, Any, Protocol, TypeVar
 
 from unbroken.errors import WorldError
@@ -24,6 +25,10 @@ RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *([60.0] * 9))
 """Seconds before each retry of a write to a store that does not work: 10 minutes in all."""
 READ_RETRIES = 6
 """Retries of what training waits for: the first of `RETRY_DELAYS`, one minute in all."""
+RETRY_SECONDS = 600.0
+READ_SECONDS = 60.0
+"""Seconds after the first try from which on none begins, as a try itself takes long: s3fs makes
+several requests before it gives up."""
 _CHUNK_BYTES = 4 << 20
 T = TypeVar("T")
 
@@ -181,16 +186,18 @@ def difference(storage: Storage, folder: str, file: File) -> str:
     return "" if crc32 == file.crc32 else f"{file.name} does not fit its checksum"
 
 
-def retry(act: Callable[[], T], delays: tuple[float, ...], stop: Event) -> T:
+def retry(act: Callable[[], T], delays: tuple[float, ...], seconds: float, stop: Event) -> T:
     """Call a function, and again after each delay while it raises an error that may pass.
 
-    Once `stop` is set it is not called again.
+    It is not called again once `stop` is set, or so many seconds have passed.
     """
+    began = monotonic()
     for delay in delays:
         try:
             return act()
         except WorldError as error:
-            if error.retry_after_seconds is None or stop.wait(delay):
+            is_over = error.retry_after_seconds is None or monotonic() - began > seconds
+            if is_over or stop.wait(delay):
                 raise
     return act()
 
