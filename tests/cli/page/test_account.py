@@ -20,7 +20,7 @@ from tests.apiservers import ROOT, Cluster, real_cluster
 from tests.cli.test_cli_story import HUNG
 from tests.cli_calls import Cli, assert_fits, read_until
 from tests.job_samples import job
-from tests.watching import PATIENCE_SECONDS
+from tests.watching import PATIENCE_SECONDS, wait_until
 from unbroken.kube.client import connect
 from unbroken.operator.definitions import install
 from unbroken.spec.job.codec import incident_to
@@ -123,15 +123,36 @@ class Visitor:
         self.cookie = self.received.partition("Set-Cookie: ")[2].partition(";")[0]
 
     def get(self, path: str, status: int = 200) -> str:
-        """The body of an answer."""
+        """The body of an answer, which must have this status."""
+        found, body = self.ask(path)
+        assert found == status, body
+        return body
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and body of an answer."""
         place = self.link.partition("//")[2].partition("/")[0]
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)) as connection:
             connection.request("GET", path, headers={"Cookie": self.cookie})
             answer = connection.getresponse()
             body = answer.read().decode()
         self.received += f"{answer.headers}{body}"
-        assert answer.status == status, body
-        return body
+        return answer.status, body
+
+    def refusal(self, path: str) -> str:
+        """The problem of a page once the API server refuses it.
+
+        A change of rights reaches the API server's authorizer a moment later, and contents are kept
+        for at least a second.
+        """
+        found: list[str] = []
+
+        def is_refused() -> bool:
+            status, body = self.ask(f"/api/page/{path}")
+            found[:] = [json.loads(body).get("problem", "")]
+            return status == 403
+
+        wait_until(is_refused)
+        return found[0]
 
     def page(self, path: str, *schema: str) -> dict[str, Any]:
         """The contents of a page, which must fit their schema."""
@@ -210,6 +231,28 @@ def test_namespaces_and_kinds_that_are_refused_are_named(world: World, cli: Cli)
         (line,) = (one for one in mine["missing"] if "pods" in one)
         assert f"in namespace {OWN}" in line
         assert "events" in line
+
+
+def test_a_right_that_is_taken_away_is_missed_at_once(world: World, cli: Cli) -> None:
+    file = world.account("eve", *role_of_the_guide()["rules"])
+    binding = "rbac.authorization.k8s.io/v1:rolebindings/eve"
+    with visited(cli, file) as eve:
+        for path in ("jobs", f"jobs/{OWN}/job-of-{OWN}"):
+            eve.page(path)
+        world.api.within(OWN).delete(binding).done()
+        for path in ("jobs", f"jobs/{OWN}/job-of-{OWN}"):
+            problem = eve.refusal(path)
+            assert problem.startswith("your account may not")
+            assert problem.endswith(f"in namespace {OWN}")
+
+
+def test_a_namespace_of_the_address_is_one_part_of_a_path(world: World, cli: Cli) -> None:
+    file = world.kubeconfig("any", world.api.cluster.token)
+    with visited(cli, file) as admin:
+        for namespace in ("..", "%2e%2e", f"{OWN}%3fwatch=1", f"{OWN}%23", "a%00", "%c3%a9"):
+            status, body = admin.ask(f"/api/page/jobs/{namespace}/job-of-{OWN}")
+            assert status in (403, 404, 503), (namespace, body)
+            assert json.loads(body)["problem"]
 
 
 def test_an_administrator_sees_everything_or_the_namespaces_that_are_named(

@@ -149,9 +149,11 @@ class PermittedCluster(Cluster):
     async def _permitted(self, collection: ObjectKind, labels: str, namespace: str) -> list[Object]:
         try:
             return await super().select(collection, labels, namespace)
-        except Forbidden:
-            if collection in NEEDED:
-                raise
+        except Forbidden as error:
+            if collection in NEEDED:  # the right was taken away since the scope was found
+                where = f" in namespace {namespace}" if namespace else ""
+                text = f"your account may not list {collection.plural}{where}"
+                raise Forbidden(text, error.code, error.reason) from error
             self._refused.setdefault(namespace, set()).add(collection.plural)
             return []
 
