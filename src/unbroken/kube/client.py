@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 import yaml
 from lightkube import ApiError, AsyncClient, KubeConfig
-from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.client_adapter import ExecAuth, async_check_output, verify_cluster
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT, SingleConfig
-from lightkube.config.models import User
+from lightkube.config.models import User, UserExec
 from lightkube.core.exceptions import ConfigError
 from lightkube.core.generic_client import BasicRequest
 from lightkube.core.resource import NamespacedResource, Resource, api_info
@@ -158,6 +158,55 @@ class ListScope:
         return {name: value for name, value in asked.items() if value}
 
 
+class _CredentialStatus(msgspec.Struct):
+    token: Annotated[str, msgspec.Meta(pattern=r"^[!-~]+\Z")]
+
+
+class _ExecCredential(msgspec.Struct):
+    """What a program for credentials prints."""
+
+    status: _CredentialStatus
+
+
+class _ProgramAuth(ExecAuth):
+    """Credentials of the program that a kubeconfig names.
+
+    lightkube runs it for each request that is refused: as many at once as there are requests.
+    """
+
+    def __init__(self, program: UserExec) -> None:
+        super().__init__(program)
+        self._lock = asyncio.Lock()
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send the request with the token, and again with a newer one if it is refused."""
+        used = self._last_bearer
+        if used is not None:
+            request.headers["Authorization"] = used
+            response = yield request
+            if response.status_code != HTTPStatus.UNAUTHORIZED:
+                return
+        async with self._lock:
+            if self._last_bearer == used:
+                self._last_bearer = f"Bearer {await self._token()}"
+        request.headers["Authorization"] = self._last_bearer or ""
+        yield request
+
+    async def _token(self) -> str:
+        """Run the program.  Raises ConfigError, without what it printed: that may be a token."""
+        command, environment = self._prepare()
+        name = f"the program for credentials {command[0]}"
+        try:
+            printed = await async_check_output(command, environment)
+            return msgspec.json.decode(printed, type=_ExecCredential).status.token
+        except OSError as error:
+            raise ConfigError(f"{name} does not start: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{name} printed no ExecCredential with a token") from None
+
+
 class KubeClient(AsyncClient):
     """lightkube's client with additions. Use it as `async with`, or `await client.close()`."""
 
@@ -179,6 +228,9 @@ class KubeClient(AsyncClient):
             trust_env=False,
             transport=GuardedTransport(carrier, may_write) if may_write else carrier,
         )
+        auth = self._client._client.auth
+        if isinstance(auth, ExecAuth):
+            self._client._client.auth = _ProgramAuth(auth._exec)
 
     @property
     def is_local(self) -> bool:
