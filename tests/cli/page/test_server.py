@@ -28,12 +28,15 @@ class Site:
     contents: dict[tuple[str, ...], Any] = field(default_factory=dict)
     access: Access = field(default_factory=lambda: Access("key"))
     seconds: float = 0.0
+    cost: float = 0.0
+    """Seconds of each reading."""
     reads: int = 0
     port: int = 0
     ticks: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
         self.reads += 1
+        self.seconds += self.cost
         found = self.contents.get(path, SpecError(f"no page {'/'.join(path)}"))
         if isinstance(found, Exception):
             raise found
@@ -255,6 +258,20 @@ async def test_viewers_of_a_page_share_one_computation() -> None:
             async with session.get(site.url("/api/page/jobs"), headers=site.cookie) as answer:
                 assert answer.status == 200
         assert site.reads == 1
+
+
+async def test_a_page_is_there_soon_after_a_cluster_that_kept_it_waiting_returns() -> None:
+    async with served() as (site, session):
+        url, found = site.url("/api/page/jobs"), site.contents["jobs",]
+        site.cost, site.contents["jobs",] = 30.0, WorldError("no answer")
+        for _ in range(2):
+            async with session.get(url, headers=site.cookie) as answer:
+                assert answer.status == 503
+        assert site.reads == 1
+        site.cost, site.contents["jobs",] = 0.0, found
+        site.seconds += 2.0
+        async with session.get(url, headers=site.cookie) as answer:
+            assert answer.status == 200
 
 
 async def test_pages_that_nobody_has_are_not_kept_for_ever() -> None:

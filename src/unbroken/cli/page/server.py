@@ -36,6 +36,10 @@ LEAST_SECONDS = 1.0
 COST_FACTOR = 20.0
 """A page is computed again after this many times the seconds of its computation. So each page takes
 at most 5 % of the time, however many ranks a job has."""
+AWAY = 503
+"""Status of a page whose cluster has not answered."""
+AWAY_SECONDS = 2.0
+"""Seconds until such a page is computed again: its computation was a wait for the cluster."""
 SILENCE_SECONDS = 15.0
 """Seconds without a change after which a stream sends a comment: proxies end silent connections."""
 STREAMS_MAX = 48
@@ -260,7 +264,8 @@ class PageServer:
                 # A line break would end the event; JSON has none outside of strings.
                 found.body = msgspec.json.encode(value)
                 ended = self._clock.monotonic()
-                found.until = ended + max(LEAST_SECONDS, COST_FACTOR * (ended - began))
+                cost = max(LEAST_SECONDS, COST_FACTOR * (ended - began))
+                found.until = ended + (AWAY_SECONDS if found.status == AWAY else cost)
         return found
 
     async def _read(self, path: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
@@ -277,7 +282,7 @@ def _status(error: UnbrokenError) -> int:
     """The HTTP status for an error that the reader of a page may see."""
     if isinstance(error, SpecError):
         return 404
-    return 403 if isinstance(error, Forbidden) else 503
+    return 403 if isinstance(error, Forbidden) else AWAY
 
 
 def _has_link(request: web.Request) -> bool:
