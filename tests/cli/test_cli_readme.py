@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.cli.job.story import story
-from unbroken.cli.job.views import incident_line
 from unbroken.core.job.recovery import decision
+from unbroken.core.job.recovery.words import incident_line
 from unbroken.spec.job.incident import Incident, Remedy, StackGroup, Symptom
 from unbroken.spec.job.types import RestartStatus, RunPolicy
 

@@ -16,7 +16,6 @@ from unbroken.cli.job.views import (
     goodput_line,
     goodput_rows,
     goodput_value,
-    incident_line,
     incident_lines,
     largest,
     share_text,
@@ -24,6 +23,7 @@ from unbroken.cli.job.views import (
 )
 from unbroken.cli.show import Paper
 from unbroken.core.job.record.timeline import TWICE, Goodput
+from unbroken.core.job.recovery.words import incident_line
 from unbroken.errors import SpecError
 from unbroken.spec.job.incident import Incident, Remedy, Restored, StackGroup, Symptom
 from unbroken.spec.job.ledger import DetectorRecord, Ledger, write_ledger

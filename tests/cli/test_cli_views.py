@@ -14,16 +14,7 @@ import pytest
 from unbroken.agent.options import SHELL_VARIABLE
 from unbroken.cli.job.logs import split
 from unbroken.cli.job.story import story
-from unbroken.cli.job.views import (
-    advised,
-    age,
-    exit_code,
-    first_line,
-    incident_line,
-    stages,
-    state,
-    world_size,
-)
+from unbroken.cli.job.views import advised, age, exit_code, first_line, stages, state, world_size
 from unbroken.cli.local.up import _export_line
 from unbroken.cli.run.manifests import (
     RunScript,
@@ -37,6 +28,7 @@ from unbroken.cli.run.manifests import (
     script_name,
 )
 from unbroken.cli.show import size_text
+from unbroken.core.job.recovery.words import incident_line
 from unbroken.errors import SpecError
 from unbroken.local.state import Paths
 from unbroken.spec.job.incident import Incident, Remedy, Symptom

@@ -10,6 +10,7 @@ from unbroken.cli.connection import Cluster
 from unbroken.cli.options import CommonOptions
 from unbroken.cli.show import print_table
 from unbroken.core.job.obstacles import split_wait
+from unbroken.core.job.recovery.words import incident_line
 from unbroken.kube.clock import wall
 
 from . import resumed
@@ -24,7 +25,6 @@ from .views import (
     goodput_of,
     goodput_rows,
     goodput_value,
-    incident_line,
     job_summary,
     pod_summary,
     wait_lines,

@@ -13,6 +13,7 @@ from unbroken.cli.connection import Cluster
 from unbroken.cli.options import CommonOptions, Output
 from unbroken.cli.show import Paper, paper
 from unbroken.core.job.record.timeline import Goodput, lost_steps, redo_seconds
+from unbroken.core.job.recovery.words import incident_line
 from unbroken.core.wording import counted
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
@@ -30,7 +31,6 @@ from .views import (
     goodput_line,
     goodput_of,
     goodput_value,
-    incident_line,
     restarts_text,
     state,
     wait_lines,

@@ -10,13 +10,14 @@ import typer
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.listing import OTHER_SECONDS, Listing, require_table, show_list, watch_list
 from unbroken.cli.options import ClusterTarget, ListForm, ListOutput, Namespace, Watching
+from unbroken.core.job.recovery.words import culprit_text
 from unbroken.core.losses import Loss
 from unbroken.operator.resume.record import one_line
 from unbroken.spec.job.codec import seconds_lost
 from unbroken.spec.job.incident import Incident
 
 from .resumed import Resumed, moment, resumed_jobs, seconds_of
-from .views import culprit_text, span
+from .views import span
 
 TITLES = ("TIME", "JOB", "NUMBER", "CULPRIT", "FAULT", "REMEDY", "COST")
 

@@ -11,19 +11,17 @@ from unbroken.core.diagnosis.rank_activity import is_library
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE
 from unbroken.core.job.record.timeline import lost_steps, redo_seconds
 from unbroken.core.job.recovery.symptoms import LAST_OUTPUT
+from unbroken.core.job.recovery.words import (
+    culprit_text,
+    ends_with_a_line,
+    remedy_words,
+    until_text,
+)
 from unbroken.core.wording import counted, plural
 from unbroken.spec.job.codec import is_cost_unknown, lost_since, seconds_known_lost
 from unbroken.spec.job.incident import Incident, StackGroup, Symptom
 
-from .views import (
-    RESUMED,
-    culprit_text,
-    ends_with_a_line,
-    remedy_words,
-    span,
-    stages,
-    until_text,
-)
+from .views import RESUMED, span, stages
 
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3

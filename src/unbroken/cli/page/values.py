@@ -20,14 +20,11 @@ from unbroken.cli.job.jobs import job_values
 from unbroken.cli.job.resumed import event_values, events_of, resumed_jobs, summary
 from unbroken.cli.job.story import because_text, cost_text, sign_text, story, unseen, without_blame
 from unbroken.cli.job.views import (
-    culprit_text,
     goodput_of,
     goodput_parts,
     goodput_value,
-    incident_line,
     job_summary,
     pod_summary,
-    remedy_words,
     stages,
     state,
     wait_lines,
@@ -43,6 +40,7 @@ from unbroken.cli.nodes.views import (
     status_text,
 )
 from unbroken.core.job.record import timeline
+from unbroken.core.job.recovery.words import culprit_text, incident_line, remedy_words
 from unbroken.core.page.heat_map import HeatMap, heat_map
 from unbroken.core.page.history import MetricHistory
 from unbroken.spec.job.incident import Incident
