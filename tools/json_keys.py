@@ -303,6 +303,34 @@ repairNow | text | current repair in a sentence; empty: none
 repairs | text[] | earlier repairs, the newest first
 scoreText | text | blame score, and the limit for quarantine
 top:problem | text | part that is not shown, and why; empty: none
+notification:version | integer | version of the form: 1
+notification:id | text | id of the message: the same for each try, by any operator
+notification:state | text | found, recovered, gave-up, ended, repair-began, repair-ended or left-out
+notification:time | time | time of the state
+notification:text | text | the message in a line
+notification:link | text | address of the incident on the live page; empty: none
+notification:leftOut | integer | notifications that were left out before this one
+notification:incident | object? | the incident; null: the message is about none
+notification:incident.namespace | text | namespace of the job
+notification:incident.job | text | name of the job
+notification:incident.number | integer | number of the incident
+notification:incident.attempt | integer | attempt that broke
+notification:incident.fault | text | class of the fault
+notification:incident.culprit | text | rank, pod or node that failed, in words
+notification:incident.rank | integer? | rank of the culprit; null: a whole pod or node
+notification:incident.pod | text | pod of the culprit; empty: none
+notification:incident.node | text | node of the culprit; empty: not known
+notification:incident.remedy | text | remedy
+notification:incident.outcome | text | recovered, or why not; empty: open
+notification:incident.lostSeconds | number? | seconds that the fault has cost; null: not known yet
+notification:repair | object? | the repair of a node; null: the message is about none
+notification:repair.node | text | name of the node
+notification:repair.action | text | reset, reboot, replace, or none for a burn-in
+notification:repair.state | text | state of the repair
+notification:repair.reason | text | reason of the repair
+notification:repair.message | text | latest result, in words; empty: none
+notification:repair.replacement | text | node that replaces it; empty: none, or not known
+notification:repair.began | time | time at which the need was seen
 """
 
 KEYS = {

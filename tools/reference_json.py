@@ -152,6 +152,12 @@ PAGES: Mapping[str, Parts] = {
     ),
 }
 """Contents of the live page, which its server sends as JSON."""
+NOTIFICATION, NOTIFICATION_PARTS = "notification", (
+    ("", "core.notifications:message_value"),
+    ("incident.", "core.notifications:_incident_value"),
+    ("repair.", "core.notifications:_repair_value"),
+)
+"""The message that a webhook gets."""
 TOP, TOP_JOBS, TOP_JOB = "top", ("page jobs", "page nodes"), "page job"
 """The command that prints the contents of pages: of two without a job, else of one."""
 EXAMPLES: Mapping[str, Any] = json.loads(Path(__file__).with_name("json_examples.json").read_text())
@@ -216,6 +222,17 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
         f"JSON Schema: [{TOP}](schemas/{_file(TOP)})",
         "",
     )
+    yield from (
+        "## Notifications",
+        "",
+        "A webhook gets [messages](../guide/notifications.md) with these keys. Each key is always",
+        "there.",
+        "",
+    )
+    found = [(path, *described(NOTIFICATION, path)) for path in _paths(NOTIFICATION_PARTS)]
+    rows = [(code(path), type_text(kind), text) for path, kind, text in found]
+    yield from table(("key", "type", "meaning"), rows)
+    yield from (f"JSON Schema: [{NOTIFICATION}](schemas/{_file(NOTIFICATION)})", "")
     yield from ("## cluster create, list, describe, update, delete", "")
     yield from (f"`-o json` prints {next(iter(FOREIGN.values()))}.", "")
     yield from (
@@ -237,6 +254,7 @@ def schemas() -> Mapping[str, str]:
     }
     found |= {_file(name): _page_schema(name, parts) for name, parts in PAGES.items()}
     found[_file(TOP)] = _top_schema()
+    found[_file(NOTIFICATION)] = _page_schema(NOTIFICATION, NOTIFICATION_PARTS)
     return {name: json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}
 
 

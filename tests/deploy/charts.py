@@ -21,6 +21,7 @@ EVERYTHING: Object = {
     "networkPolicy": {"enabled": True, "jobNamespaces": ["team-a", "team-b"]},
     "kueue": {"enabled": True},
     "trainer": {"runtime": True},
+    "notifications": {"urlSecret": "webhook", "form": "slack", "pageURL": "https://page"},
     "traces": {"endpoint": "http://collector:4318", "headersSecret": "collector-key"},
     "metrics": {
         "serviceMonitor": {"enabled": True},

@@ -341,6 +341,23 @@ def test_traces_are_asked_for_by_opentelemetrys_variables() -> None:
     assert environment(EVERYTHING) == [endpoint, service, headers]
 
 
+def test_the_address_of_notifications_is_in_a_secret() -> None:
+    assert not [one for one in arguments(render({})) if one.startswith("--notify")]
+    assert [one for one in arguments(render(EVERYTHING)) if one.startswith("--notify")] == [
+        "--notify-file=/etc/unbroken-notify/url",
+        "--notify-form=slack",
+        "--notify-page=https://page",
+    ]
+    pod = pod_of(one_of(render(EVERYTHING), "Deployment", "unbroken-operator"))
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "notify"]
+    # A Secret that is not there costs the notifications, not the operator.
+    assert volume["secret"] == {"secretName": "webhook", "optional": True, "defaultMode": 0o440}
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["notify"] == "/etc/unbroken-notify"
+    with pytest.raises(helm_python.HelmError, match=r"notifications\.pageURL has no effect without"):
+        render({"notifications": {"pageURL": "https://page"}})
+
+
 def test_an_operator_of_one_namespace_has_rights_to_jobs_there_only() -> None:
     found = render({"operator": {"namespace": "team-a"}})
     (role,) = of_kind(found, "ClusterRole", "unbroken-operator")

@@ -12,6 +12,7 @@ import msgspec
 
 from unbroken.errors import WorldError
 from unbroken.spec.auto_resume import DEFAULT_RETRIES
+from unbroken.spec.notifications import NotificationForm
 
 BEATS_MAX = 25
 """Heartbeats of all nodes together that one machine takes each second; each is a write to disk."""
@@ -73,6 +74,9 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Port of the metrics for Prometheus, on the loopback address; 0: any."""
     ui_port: int = 0
     """Port of the live page on the loopback address; 0: that of the last time if it is free."""
+    notify_file: str = ""
+    """File with the address of the webhook of notifications; empty: there is none."""
+    notify_form: str = NotificationForm.JSON.value
     checkpoint_memory: int = 0
     """Percentage of each node's memory for tiered checkpoints; 0: the nodes have no such server."""
 

@@ -61,8 +61,10 @@ from unbroken.operator.jobs.pods import AgentToInject
 from unbroken.operator.key import kept_key
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import options_of
+from unbroken.operator.notifications import NotifyOptions
 from unbroken.operator.telemetry import OperatorMetrics, watch_nodes
 from unbroken.spec.keys import CONTROL_PLANE
+from unbroken.spec.notifications import NotificationForm
 
 from . import networks
 from .checkpoint_memory import CheckpointShares, discard_memory, memory_beside
@@ -229,7 +231,7 @@ async def _run_parts(
             # it.
             others = [
                 parts.create_task(part)
-                for part in _programs(paths, options, client, informers, metrics)
+                for part in _programs(paths, options, client, informers, metrics, ui)
             ]
             paths.state.write_bytes(msgspec.json.encode(state))
             on_ready(state)
@@ -279,6 +281,7 @@ def _programs(
     client: KubeClient,
     informers: Informers,
     metrics: OperatorMetrics,
+    page: str,
 ) -> Iterator[Coroutine[None, None, None]]:
     """Yield the programs other than the API server and the nodes."""
     controllers = ControllerOptions(
@@ -306,10 +309,18 @@ def _programs(
             repair=repair,
             agent=agent,
             resume_retries=options.resume_retries,
+            notify=_notify(options, page),
             ray_tokens=ray_tokens(client.config),
             key=key,
         )
         yield run_operator(client, informers, wanted, metrics)
+
+
+def _notify(options: ClusterOptions, page: str) -> NotifyOptions | None:
+    if not options.notify_file:
+        return None
+    form = NotificationForm(options.notify_form)
+    return NotifyOptions(Path(options.notify_file), form, page)
 
 
 NAMESPACE = "aws-hyperpod"

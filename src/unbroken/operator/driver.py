@@ -31,7 +31,9 @@ from . import definitions
 from .clusters import Clusters
 from .election import Election, LeaderTerms, Mandate, identity
 from .jobs.pods import AgentToInject
+from .kinds import NodeRecordObject
 from .nodes import repair as node_repair
+from .notifications import Notifier, NotifyOptions
 from .parts import PARTS, PartName
 from .resume.jobs import ResumeOptions
 from .resume.ray_dashboard import Tokens, no_token
@@ -65,6 +67,8 @@ class OperatorOptions:
     """Seconds of silence after which the machine of a node is known to be off; 0: it never is."""
     without: frozenset[PartName] = frozenset()
     """Parts that another program does."""
+    notify: NotifyOptions | None = None
+    """Webhook of notifications; None: there is none."""
     ray_tokens: Tokens = field(default=no_token, repr=False)
     """Tokens that Ray's dashboards ask for."""
     key: bytes = field(kw_only=True, repr=False)
@@ -157,6 +161,12 @@ async def _lead(
             repair = NodeRepair(client, informers, repairs, options.repair)
             tasks.create_task(repair.run())
             tasks.create_task(Clusters(client, informers).run())
+        if options.notify is not None:
+            records = informers.of(NodeRecordObject) if informers and repair else None
+            notifier = Notifier(
+                client, watches.incidents, records, options.notify, mandate.is_given
+            )
+            tasks.create_task(notifier.run())
         async with agent_session() as session:
             around = JobResources(
                 client=client,

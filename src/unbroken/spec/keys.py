@@ -68,6 +68,9 @@ worker starts cold."""
 
 LEDGER = f"{OWN_PREFIX}ledger"
 """Annotation of a job: what its restarts were charged to; the operator writes and reads it."""
+NOTIFIED = f"{OWN_PREFIX}notified"
+"""Annotation of an Incident or NodeRecord: states that were told to the webhook of notifications;
+the operator writes and reads it."""
 JOB_LABEL = "HPJob"
 """Label of a job's pods, Secrets and Incidents: the job's name.  Commands select by it."""
 JOB_NAME_LABEL = "job-name"

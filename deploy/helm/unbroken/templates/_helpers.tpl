@@ -75,6 +75,9 @@ capabilities: {drop: [ALL]}
 {{- if and .Values.clusterApi.enabled (not (include "unbroken.nodes" .)) }}
 {{- fail "clusterApi.enabled: the work of clusters is done by an operator with nodes.enabled and without operator.namespace" }}
 {{- end }}
+{{- if and .Values.notifications.pageURL (not .Values.notifications.urlSecret) }}
+{{- fail "notifications.pageURL has no effect without notifications.urlSecret" }}
+{{- end }}
 {{- if and .Values.traces.headersSecret (not .Values.traces.endpoint) }}
 {{- fail "traces.headersSecret: say in traces.endpoint where to" }}
 {{- end }}

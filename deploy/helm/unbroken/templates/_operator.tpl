@@ -50,6 +50,13 @@
 - --webhook-client-ca=/etc/unbroken-webhook/ca.crt
 {{- end }}
 {{- end }}
+{{- if .Values.notifications.urlSecret }}
+- --notify-file=/etc/unbroken-notify/url
+- --notify-form={{ .Values.notifications.form }}
+{{- with .Values.notifications.pageURL }}
+- {{ printf "--notify-page=%s" . | quote }}
+{{- end }}
+{{- end }}
 {{- with .Values.operator.extraArgs }}
 {{ toYaml . }}
 {{- end }}

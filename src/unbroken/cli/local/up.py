@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from unbroken.cli.app import App, option
-from unbroken.cli.operator.options import RESUME_HELP, RepairFlags
+from unbroken.cli.operator.options import RESUME_HELP, NotifyFlags, RepairFlags
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, resolve
 from unbroken.cli.programs import start_logging
@@ -157,12 +157,13 @@ class ClusterFlags:
         help="Share of each node's memory for HyperPod's tiered checkpointing; 0 for none.",
         show_default="0",
     )
+    notify: NotifyFlags
     repair: RepairFlags
 
     def over(self, saved: state.ClusterOptions) -> state.ClusterOptions:
         """The saved options with the given options in their place; SpecError."""
-        given = _fields(self) | _fields(self.repair)
-        del given["repair"]
+        given = _fields(self) | _fields(self.notify) | _fields(self.repair)
+        del given["notify"], given["repair"]
         news = {
             name: _READERS[name](value) if name in _READERS else value
             for name, value in given.items()
@@ -297,6 +298,16 @@ def _node_command(text: str) -> str:
     return text
 
 
+def _notify_file(name: str) -> str:
+    if not name:
+        return ""
+    from unbroken.operator.notifications import read_address  # slow to load
+
+    path = Path(name).expanduser().resolve()
+    read_address(path)
+    return str(path)
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "instance_type": _instance_type,
     "resources": _resources,
@@ -305,6 +316,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "node_command": _node_command,
     "lifecycle_sources": _lifecycle_sources,
     "cluster_api_credentials": _credentials,
+    "notify_file": _notify_file,
 }
 """Readers of the options that are not kept as they are given."""
 

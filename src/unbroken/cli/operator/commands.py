@@ -31,6 +31,7 @@ from .options import (
     ClusterApiFlags,
     LossFlags,
     MetricsFlags,
+    OperatorNotifyFlags,
     RepairFlags,
     WebhookFlags,
 )
@@ -160,6 +161,7 @@ def command(
     agent: AgentFlags,
     without: Without = None,
     webhook: WebhookFlags,
+    notify: OperatorNotifyFlags,
     key: KeyFlags,
 ) -> None:
     """Run the operator in the foreground. If several operators run, only the leader acts.
@@ -184,6 +186,7 @@ def command(
         is_proof_required=agent.is_proof_required,
         repair=repair.options(),
         metrics=metrics.place(),
+        notify=notify.options(),
         without=frozenset(without or ()),
         resume_retries=losses.resume_retries,
         dead_seconds=losses.dead_seconds,

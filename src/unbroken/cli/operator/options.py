@@ -17,12 +17,14 @@ from unbroken.errors import SpecError
 from unbroken.spec.auto_resume import DEFAULT_RETRIES, RETRIES_MAX
 from unbroken.spec.keys import AGENT, AGENT_AUTH
 from unbroken.spec.nodes.values import NodeProvider, NodeRecovery
+from unbroken.spec.notifications import NotificationForm
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions
     from unbroken.operator.jobs.pods import AgentToInject
     from unbroken.operator.nodes.checks_pods import CheckerOptions
     from unbroken.operator.nodes.repair import RepairOptions
+    from unbroken.operator.notifications import NotifyOptions
     from unbroken.operator.telemetry import MetricsPlace
     from unbroken.operator.webhook.registration import WebhookOptions
 
@@ -82,6 +84,49 @@ class RepairFlags:
             DEFAULT_SHARE if self.repair_share is None else self.repair_share,
             bool(self.repair_dry_run),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyFlags:
+    """The webhook of notifications; None if not given."""
+
+    notify_file: str | None = option(
+        "--notify-file",
+        metavar="FILE",
+        help="File with the address of a webhook that gets a message about each incident and each "
+        "repair of a node; '' for none. The address is a secret, so it is in no argument.",
+        show_default="none",
+    )
+    notify_form: NotificationForm | None = option(
+        "--notify-form",
+        help="Form of the messages: json (all values) or slack (a text, as Slack and Mattermost "
+        "take it).",
+        show_default="json",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNotifyFlags:
+    """The webhook of notifications, and the page that messages link to."""
+
+    webhook: NotifyFlags
+    notify_page: str = option(
+        "--notify-page",
+        default="",
+        metavar="URL",
+        help="Address of the live page, to which notifications link.",
+        show_default="no links",
+    )
+
+    def options(self) -> NotifyOptions | None:
+        """The options of notifications; None if there is no webhook."""
+        from unbroken.operator.notifications import NotifyOptions
+
+        if not self.webhook.notify_file:
+            return None
+        page = self.notify_page and f"{self.notify_page.rstrip('/')}/"
+        form = self.webhook.notify_form or NotificationForm.JSON
+        return NotifyOptions(Path(self.webhook.notify_file), form, page)
 
 
 @dataclass(frozen=True, slots=True)
