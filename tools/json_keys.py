@@ -302,7 +302,6 @@ faults | text[] | conditions of the node that are faults
 repairNow | text | current repair in a sentence; empty: none
 repairs | text[] | earlier repairs, the newest first
 scoreText | text | blame score, and the limit for quarantine
-top:problem | text | part that is not shown, and why; empty: none
 notification:version | integer | version of the form: 1
 notification:id | text | id of the message: the same for each try, by any operator
 notification:state | text | found, recovered, gave-up, ended, repair-began, repair-ended or left-out

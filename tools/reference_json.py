@@ -152,10 +152,13 @@ PAGES: Mapping[str, Parts] = {
     ),
 }
 """Contents of the live page, which its server sends as JSON."""
-NOTIFICATION, NOTIFICATION_PARTS = "notification", (
-    ("", "core.notifications:message_value"),
-    ("incident.", "core.notifications:_incident_value"),
-    ("repair.", "core.notifications:_repair_value"),
+NOTIFICATION, NOTIFICATION_PARTS = (
+    "notification",
+    (
+        ("", "core.notifications:message_value"),
+        ("incident.", "core.notifications:_incident_value"),
+        ("repair.", "core.notifications:_repair_value"),
+    ),
 )
 """The message that a webhook gets."""
 TOP, TOP_JOBS, TOP_JOB = "top", ("page jobs", "page nodes"), "page job"
@@ -212,12 +215,10 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
         "",
     )
     jobs, nodes, job = (f"[{name}](schemas/{_file(name)})" for name in (*TOP_JOBS, TOP_JOB))
-    kind, text = described(TOP, "problem")
     yield from (
         "## top",
         "",
-        f"The contents of {jobs} and {nodes} as one object; with a job, those of {job}. Each has",
-        f"one more key, `problem` ({type_text(kind)}): {text}.",
+        f"The contents of {jobs} and {nodes} as one object; with a job, those of {job}.",
         "",
         f"JSON Schema: [{TOP}](schemas/{_file(TOP)})",
         "",
@@ -267,12 +268,11 @@ def _page_schema(name: str, parts: Parts) -> dict[str, Any]:
 
 
 def _top_schema() -> dict[str, Any]:
-    """The schema of `unbroken top -o json`: pages, and what of them is not shown."""
+    """The schema of `unbroken top -o json`: one page, or two together."""
     made = _schema(TOP, TOP, ())
-    kind, text = described(TOP, "problem")
     made["anyOf"] = []
     for pages in (TOP_JOBS, (TOP_JOB,)):
-        keys = {"problem": {"description": text, **schema_of(kind)}}
+        keys: dict[str, Any] = {}
         for name in pages:
             keys |= _page_schema(name, PAGES[name])["properties"]
         made["anyOf"].append({"type": "object", "properties": keys, "required": list(keys)})

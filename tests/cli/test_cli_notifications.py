@@ -36,6 +36,10 @@ class Received:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
+    def first(self, state: str) -> dict[str, Any] | None:
+        """The first message about a state; None: there is none yet."""
+        return next((one for one in self.messages if one["state"] == state), None)
+
     def of(self, number: int) -> list[str]:
         """States of an incident, in the order in which they were told."""
         return [
@@ -89,10 +93,13 @@ def test_each_incident_is_told_once_also_over_restarts_of_the_operator(make_cli:
         kill(json.loads((cli.directory / "up.json").read_text())["pid"])
         cli.call("up", "--detach")
         assert _has_no_secret(cli)
+        cli.call("nodes", "reboot", "node-0")
+        repair = wait_until(lambda: got.first("repair-ended"))
+        assert repair is not None
+        assert (repair["repair"]["node"], repair["repair"]["action"]) == ("node-0", "reboot")
         (cli.folder / "give-up").touch()
-        wait_until(lambda: got.messages[-1]["state"], lambda state: state == "gave-up")
-
-        last = got.messages[-1]
+        last = wait_until(lambda: got.first("gave-up"))
+        assert last is not None
         assert got.of(1)[-1] == "recovered"
         assert len({one["id"] for one in got.messages}) == len(got.messages), "none came twice"
         assert [one["state"] for one in got.messages].count("gave-up") == 1

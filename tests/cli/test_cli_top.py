@@ -223,8 +223,8 @@ def test_without_a_terminal_it_prints_once(trained: Cli) -> None:
     elsewhere = trained.folder / "elsewhere"
     elsewhere.write_text((trained.directory / "kubeconfig").read_text())
     other = trained.call("top", "train", "--kubeconfig", str(elsewhere)).stdout
-    assert "ranks not shown: commands reach the agents of local clusters only" in other
-    assert trained.json("top", "--kubeconfig", str(elsewhere))["problem"] == ""
+    assert "Steps, metrics and ranks are known to the agents in the pods." in other
+    assert trained.json("top", "--kubeconfig", str(elsewhere))["missing"] == []
     with at_terminal(trained, "top", "--once") as person:
         assert person.process.wait(PATIENCE_SECONDS) == 0
     with at_terminal(trained, "top", TERM="dumb") as person:

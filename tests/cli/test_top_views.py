@@ -27,7 +27,7 @@ def ranks_of(watches: list[RankWatch]) -> dict[str, Any]:
         "heatMap": heat_map_value(heat_map(watches, NOW)),
         "different": [rank_value(one) for one in odd[:32]],
         "differentCount": len(odd),
-        "problem": "",
+        "unreached": "",
     }
 
 
@@ -73,10 +73,10 @@ def test_all_of_a_few_ranks_have_a_row() -> None:
 def test_a_rank_without_values_is_shown() -> None:
     shown = texts(rank_lines(ranks_of([RankWatch(0)]), NOW, None))
     assert shown[2].split() == ["0", "-", "-", "-", "learning", "-"]
-    job = {"heatMap": None, "problem": ""}
+    job = {"heatMap": None, "unreached": ""}
     assert texts(rank_lines(job, NOW, 80)) == ["no rank reports yet"]
-    job["problem"] = "ranks not shown: why"
-    assert texts(rank_lines(job, NOW, 80)) == ["ranks not shown: why"]
+    job["unreached"] = "why " * 30
+    assert texts(rank_lines(job, NOW, 60)) == ["why " * 14 + "why", "why " * 14 + "why"]
 
 
 def overview(name: str, *nodes: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def overview(name: str, *nodes: str) -> dict[str, Any]:
         )
         for one in nodes
     ]
-    return {"jobs": [job], "resumed": [resumed], "nodes": found, "problem": ""}
+    return {"jobs": [job], "resumed": [resumed], "nodes": found, "missing": []}
 
 
 @pytest.mark.parametrize("width", [None, 9, 20, 80, 200])
@@ -125,6 +125,8 @@ def test_jobs_that_run_and_nodes_with_a_fault_come_first() -> None:
         *(("nodes", "a"), ("nodes", "b"), ("nodes", "0")),
     ]
     assert "1 of 3 nodes ready" in texts(found)
+    contents["missing"] = ["Not shown: x\x1b[2J"]
+    assert "Not shown: x\\x1b[2J" in texts(lines(OVERVIEW, contents, NOW, 80))
 
 
 def test_a_text_takes_the_columns_that_it_is_given() -> None:

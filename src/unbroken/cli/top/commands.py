@@ -17,8 +17,6 @@ from unbroken.kube.errors import Forbidden
 
 from .views import OVERVIEW, Contents, Target, lines
 
-NO_RANKS = "ranks not shown: commands reach the agents of local clusters only"
-
 
 def command(
     job: Annotated[
@@ -92,8 +90,7 @@ class Reader:
                 return {"lines": text.splitlines()}
             case (_, namespace, name):
                 inside = Cluster(cluster.place, cluster.client, namespace)
-                found = await values.job_page(inside, name, self._pasts, now)
-                return {**found, "problem": NO_RANKS if cluster.place.paths is None else ""}
+                return await values.job_page(inside, name, self._pasts, now)
             case _:
                 raise SpecError("there is no such screen")
 
@@ -105,10 +102,8 @@ class Reader:
             jobs = await cluster.select(JOBS, namespace=namespace)
             await values.sample(cluster, self._pasts, now, jobs)
         found = await values.jobs_page(cluster, self._pasts, now, namespace)
-        nodes: list[dict[str, Any]] = []
-        problem = ""
         try:
-            nodes = (await values.nodes_page(cluster, now))["nodes"]
+            nodes = await values.nodes_page(cluster, now)
         except (SpecError, Forbidden) as error:
-            problem = f"nodes not shown: {error}"
-        return {**found, "nodes": nodes, "problem": problem}
+            nodes = {"nodes": [], "missing": [f"Nodes not shown: {error}"]}
+        return {**found, **nodes, "missing": [*found["missing"], *nodes["missing"]]}

@@ -5,6 +5,7 @@ Texts of the contents come from outside: each line shows their control character
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,13 @@ class Line:
 def clean(text: object) -> str:
     """A text from outside in one line, with its control characters as visible escapes."""
     return visible(" ".join(str(text).split()))[:CELL_WIDEST]
+
+
+def prose(text: object, width: int | None, style: str = "") -> Iterator[Line]:
+    """Lines of a text from outside, which is wrapped and not cut at the terminal's width."""
+    found = clean(text)
+    for line in [found] if width is None else textwrap.wrap(found, max(width, NARROWEST)):
+        yield Line(line, style)
 
 
 def width_of(text: str) -> int:
@@ -118,9 +126,8 @@ def overview_lines(contents: Contents, now: float, width: int | None) -> Iterato
         others = ("JOB OF ANOTHER KIND", "STATE", "RESTARTS", "LAST FAULT", "AGE")
         yield from table(others, rows, width)
     yield Line("")
-    if contents["problem"]:
-        yield Line(clean(contents["problem"]))
-        return
+    for one in contents["missing"]:
+        yield from prose(one, width, "yellow")
     nodes = sorted(contents["nodes"], key=lambda one: (_is_sound(one), one["name"]))
     ready = sum(one["ready"] for one in nodes)
     yield Line(f"{ready} of {counted(len(nodes), 'node')} ready", "bold")
@@ -212,9 +219,9 @@ def job_lines(job: Contents, now: float, width: int | None) -> Iterator[Line]:
     yield Line("   ".join(_training(job)))
     yield Line("   ".join(_past(job, now)))
     if job["state"] != "Running" and job["message"]:
-        yield Line(clean(job["message"]), _style(job["state"]))
-    for one in job["waiting"]:
-        yield Line(f"waits: {clean(one)}", "yellow")
+        yield from prose(job["message"], width, _style(job["state"]))
+    for one in (*job["missing"], *(f"waits: {reason}" for reason in job["waiting"])):
+        yield from prose(one, width, "yellow")
     yield Line("")
     yield from rank_lines(job, now, width)
     if job["incidents"]:
@@ -257,7 +264,7 @@ def rank_lines(job: Contents, now: float, width: int | None) -> Iterator[Line]:
     """The ranks that differ, a map if there are many ranks, and the other ranks in groups."""
     cells = job["heatMap"]
     if cells is None:
-        yield Line(clean(job["problem"]) or "no rank reports yet")
+        yield from prose(job["unreached"] or "no rank reports yet", width)
         return
     count, differ = len(cells["reported"]), job["differentCount"]
     yield Line(f"{counted(cells['ranks'], 'rank')}, of which {differ} differ", "bold")
