@@ -354,7 +354,7 @@ def test_the_address_of_notifications_is_in_a_secret() -> None:
     assert volume["secret"] == {"secretName": "webhook", "optional": True, "defaultMode": 0o440}
     mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
     assert mounts["notify"] == "/etc/unbroken-notify"
-    with pytest.raises(helm_python.HelmError, match=r"notifications\.pageURL has no effect without"):
+    with pytest.raises(helm_python.HelmError, match=r"notifications\.pageURL has no effect"):
         render({"notifications": {"pageURL": "https://page"}})
 
 
