@@ -86,8 +86,8 @@ async def webhook(folder: Path) -> AsyncIterator[Webhook]:
 async def notifying(here: Place, file: Path) -> AsyncIterator[None]:
     """Run the notifier of an operator that leads."""
     informer = Informer(here.client, IncidentObject, namespace=here.namespace)
-    notifier = Notifier(here.client, informer, None, NotifyOptions(file), lambda: True)
-    async with running(informer.run(), notifier.run()):
+    notifier = Notifier(here.client, informer, None, NotifyOptions(file))
+    async with running(informer.run(), notifier.run(lambda: True)):
         yield
 
 

@@ -163,10 +163,8 @@ async def _lead(
             tasks.create_task(Clusters(client, informers).run())
         if options.notify is not None:
             records = informers.of(NodeRecordObject) if informers and repair else None
-            notifier = Notifier(
-                client, watches.incidents, records, options.notify, mandate.is_given
-            )
-            tasks.create_task(notifier.run())
+            notifier = Notifier(client, watches.incidents, records, options.notify)
+            tasks.create_task(notifier.run(mandate.is_given))
         async with agent_session() as session:
             around = JobResources(
                 client=client,

@@ -127,7 +127,7 @@ async def send_message(
     if 200 <= status < 300:
         return Answer()
     seconds = whole_number(after, 0, RETRY_AFTER_MAX) or 0
-    return Answer(f"HTTP {status}", status in NEVER, float(seconds))
+    return Answer(f"HTTP {status}", status in NEVER, seconds)
 
 
 class Notifier:
@@ -139,21 +139,19 @@ class Notifier:
         incidents: Informer[IncidentObject],
         records: Informer[NodeRecordObject] | None,
         options: NotifyOptions,
-        may_send: Callable[[], bool],
     ) -> None:
         """`records` None: repairs of nodes are not told."""
         self._client = client
         self._incidents = incidents
         self._records = records
         self._options = options
-        self._may_send = may_send
         self._clock = steady_clock()
         self._outbox = Outbox()
         self._news = asyncio.Event()
         self._problem = ""
 
-    async def run(self) -> None:
-        """Send messages until cancelled."""
+    async def run(self, may_send: Callable[[], bool]) -> None:
+        """Send messages until cancelled; `may_send`: true while this operator leads."""
         log.info("notifications are on")
         self._incidents.subscribe(self._on_incident)
         if self._records is not None:
@@ -162,7 +160,7 @@ class Notifier:
             try:
                 async with plain_session(aiohttp.ClientTimeout(total=SEND_SECONDS)) as session:
                     while True:
-                        await self._step(session)
+                        await self._step(session, may_send)
             except Exception as error:  # noqa: BLE001 -- notifications must not end the operator
                 # The text of an unknown error may contain the address.
                 log.error("notifications failed", error=type(error).__name__)
@@ -187,12 +185,12 @@ class Notifier:
         self._outbox.look(uid, messages, _noted(item), self._clock())
         self._news.set()
 
-    async def _step(self, session: aiohttp.ClientSession) -> None:
+    async def _step(self, session: aiohttp.ClientSession, may_send: Callable[[], bool]) -> None:
         """Send one message, or wait for one."""
         self._news.clear()
         now = self._clock()
         message = self._outbox.next(now)
-        if message is None or not self._may_send():
+        if message is None or not may_send():
             at = self._outbox.next_at(now)
             wait = None if at is None else max(at - now, LEAST_SECONDS)
             wait = wait if message is None else AGAIN_SECONDS
