@@ -22,8 +22,8 @@ from unbroken.core.notifications import (
     incident_messages,
     message_value,
     note,
-    noted,
     repair_messages,
+    sent_states,
     slack_value,
 )
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Symptom
@@ -48,7 +48,7 @@ def about(number: int = 0) -> ObjectName:
 def seen(outbox: Outbox, incident: Incident, now: float, number: int = 0, told: str = "") -> None:
     """Let the outbox look at an incident."""
     messages = incident_messages(incident, about(number))
-    outbox.look(f"uid-{number}", messages, noted(told), now)
+    outbox.look(f"uid-{number}", messages, sent_states(told), now)
 
 
 def found_at(at: float) -> Incident:
@@ -81,7 +81,7 @@ def test_each_state_is_told_once_also_by_another_operator() -> None:
     seen(outbox, replace(OPEN, stopped_at=T + 6), T + 6)
     assert outbox.next(T + 20) is None, "it is still open"
     after = Outbox()
-    kept = note(noted(""), message.key)
+    kept = note(sent_states(""), message.key)
     seen(after, OPEN, T + 20, told=kept)
     assert after.next(T + 20) is None, "the annotation says so"
     ended = replace(OPEN, outcome=RECOVERED, ended_at=T + 21)
@@ -90,7 +90,7 @@ def test_each_state_is_told_once_also_by_another_operator() -> None:
         message = each.next(T + 26)
         assert message is not None
         assert message.state is State.RECOVERED
-    assert noted(note(noted(kept), "recovered")) == ("found", "recovered")
+    assert sent_states(note(sent_states(kept), "recovered")) == ("found", "recovered")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_each_repair_of_a_node_is_told_at_its_beginning_and_end() -> None:
     ended = replace(repair, state=RepairState.DONE, ended_at=T + 60, replacement="node-9")
     again = replace(repair, began_at=T + 61)
     record = NodeRecordSpec(history=(ended,), repair=again)
-    outbox.look("n", repair_messages(record, name), noted(note((), message.key)), T + 61)
+    outbox.look("n", repair_messages(record, name), sent_states(note((), message.key)), T + 61)
     texts = []
     while (message := outbox.next(T + 70)) is not None:
         texts.append(message.text)
@@ -227,9 +227,9 @@ def test_each_repair_of_a_node_is_told_at_its_beginning_and_end() -> None:
 def test_the_note_stays_short() -> None:
     kept = ""
     for number in range(10 * NOTE_MAX):
-        kept = note(noted(kept), str(number))
-    assert noted(kept) == tuple(map(str, range(9 * NOTE_MAX, 10 * NOTE_MAX)))
-    assert noted("," * 100_000) == ()
+        kept = note(sent_states(kept), str(number))
+    assert sent_states(kept) == tuple(map(str, range(9 * NOTE_MAX, 10 * NOTE_MAX)))
+    assert sent_states("," * 100_000) == ()
 
 
 def test_a_message_links_to_the_incident() -> None:

@@ -120,7 +120,7 @@ def _repair_message(repair: RepairRecord, about: ObjectName) -> Message:
     return Message(about, key, state, at, text[:TEXT_SHOWN], repair=repair)
 
 
-def noted(annotation: str) -> tuple[str, ...]:
+def sent_states(annotation: str) -> tuple[str, ...]:
     """The keys of the states that an object's annotation notes."""
     return tuple(filter(None, annotation.split(",")[-NOTE_MAX:]))
 
@@ -258,14 +258,14 @@ def message_value(message: Message, page: str = "") -> dict[str, Any]:
         "state": message.state.value,
         "time": time_text(message.at, has_microseconds=True),
         "text": message.text,
-        "link": link_of(message, page),
+        "link": page_link(message, page),
         "leftOut": message.left_out,
         "incident": _incident_value(message),
         "repair": _repair_value(message),
     }
 
 
-def link_of(message: Message, page: str) -> str:
+def page_link(message: Message, page: str) -> str:
     """The address of the incident on the live page; empty: there is none."""
     if not page or message.incident is None or message.about is None:
         return ""
@@ -316,7 +316,7 @@ _ESCAPES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 def slack_value(message: Message, page: str = "") -> Mapping[str, Any]:
     """A message in the form of Slack's incoming webhooks, which Mattermost and others take, too."""
     text = message.text.translate(_ESCAPES)
-    if link := link_of(message, page):
+    if link := page_link(message, page):
         text = f"{text} <{link}|incident>"
     if message.left_out and message.about is not None:
         text = f"{text} ({counted(message.left_out, 'earlier notification')} left out)"

@@ -26,8 +26,8 @@ from unbroken.core.notifications import (
     incident_messages,
     message_value,
     note,
-    noted,
     repair_messages,
+    sent_states,
     slack_value,
 )
 from unbroken.errors import PeerError, SpecError, UnbrokenError
@@ -246,4 +246,4 @@ class Notifier:
 def _noted(item: Object) -> tuple[str, ...]:
     """The states that the annotation of an object notes."""
     annotations = item["metadata"].get("annotations") or {}
-    return noted(str(annotations.get(NOTIFIED) or ""))
+    return sent_states(str(annotations.get(NOTIFIED) or ""))
