@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs/epochs.py"
 MODES = ["snapshot", "in-process", "disk"]
 OWN = ["map", "stream"]
-LIBRARIES = ["stateful", "hugging-face", "stateful-stream", "hugging-face-stream"]
+LIBRARIES = ["stateful", "hugging-face", "stateful-stream", "hugging-face-stream", "webdataset"]
 """Kinds of loaders that need packages which `make setup` does not install."""
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 BATCH = 4
+GUIDE = Path(__file__).parents[3] / "docs/guide/data.md"
 
 
 class Numbers(Dataset[int]):
@@ -87,11 +94,40 @@ def stateful_stream(size: int, processes: int) -> Any:
     return StatefulDataLoader(stream(size, 0).dataset, BATCH, num_workers=processes)
 
 
+def tars(size: int) -> list[str]:
+    """Return six tar files with the numbers, which one of the ranks writes."""
+    folder = Path(f"tars-{size}")
+    if not folder.exists():
+        draft = Path(mkdtemp(dir=Path.cwd()))
+        for shard in range(6):
+            with tarfile.open(draft / f"{shard}.tar", "w") as tar:
+                for number in range(shard, size, 6):
+                    member = tarfile.TarInfo(f"{number:06}.cls")
+                    member.size = len(str(number))
+                    tar.addfile(member, BytesIO(str(number).encode()))
+        with suppress(OSError):  # another rank was sooner
+            draft.rename(folder)
+    return [str(file) for file in sorted(folder.glob("*.tar"))]
+
+
+def webdataset(size: int, processes: int) -> Any:
+    """Return a loader of tar files by the class that the guide shows."""
+    import webdataset as library
+
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "class Tars" in block)
+    names: dict[str, Any] = {"webdataset": library, "IterableDataset": IterableDataset}
+    exec(code, names)
+    return DataLoader(
+        names["Tars"](tars(size)), BATCH, num_workers=processes, collate_fn=numbers_of
+    )
+
+
 def numbers_of(rows: list[dict[str, int]]) -> Any:
     """Return the numbers of some rows as a tensor."""
     import torch
 
-    return torch.tensor([row["number"] for row in rows])
+    return torch.tensor([row["number"] if "number" in row else row["cls"] for row in rows])
 
 
 KINDS: dict[str, Callable[[int, int], Any]] = {
@@ -101,4 +137,5 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
     "stream": stream,
     "stateful-stream": stateful_stream,
     "hugging-face-stream": hugging_face_stream,
+    "webdataset": webdataset,
 }
