@@ -222,6 +222,27 @@ def test_an_order_depends_on_the_epoch_alone_and_leaves_the_generators_as_they_a
     assert (epochs[0] == epochs[1]) == (settings["shuffle"] is False)
 
 
+class OfTorchdata(RandomSampler):
+    """A sampler that makes itself a generator with a random seed, as that of torchdata."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        made = generator or torch.Generator().manual_seed(random.randrange(2**40))
+        super().__init__(Numbers(40), generator=made)
+
+
+OfTorchdata.__module__ = "torchdata.stateful_dataloader.sampler"
+
+
+def test_a_seed_that_a_sampler_has_drawn_by_itself_is_not_used() -> None:
+    def order(sampler: OfTorchdata, **settings: Any) -> list[int]:
+        return flat(taken([data_of(40, 5, 0, 1, shuffle=None, sampler=sampler, **settings)]))
+
+    drawn = order(OfTorchdata())
+    assert drawn == order(OfTorchdata())
+    generator = torch.Generator().manual_seed(3)
+    assert order(OfTorchdata(generator), generator=generator) != drawn
+
+
 def test_a_position_of_other_data_is_refused() -> None:
     state = data_of(40, 4, 0, 1).state_dict()
     other = data_of(41, 4, 0, 1)

@@ -25,9 +25,9 @@ class Orders:
 
     def __init__(self, loader: Any, seed: int) -> None:
         self._sampler = whole(loader)
-        own = getattr(self._sampler, "generator", None)
+        own: Any = getattr(self._sampler, "generator", None)
         self._generator = own
-        self._seed = seed if own is None else own.initial_seed()
+        self._seed = own.initial_seed() if _is_given(own, self._sampler, loader) else seed
         self._known: dict[int, tuple[Sequence[Any], int]] = {}
 
     def order(self, epoch: int) -> Sequence[Any]:
@@ -81,6 +81,13 @@ def whole(loader: Any) -> Any:
             "so, too: give the loader a sampler of all samples, the same on every rank"
         )
     return sampler
+
+
+def _is_given(generator: Any, sampler: Any, loader: Any) -> bool:
+    """Return False for a generator that torchdata's sampler has made itself, since nobody gave it
+    one. Its seed is random: another one in each process."""
+    is_of_torchdata = type(sampler).__module__.split(".")[0] == "torchdata"
+    return generator is not None and (not is_of_torchdata or generator is loader.generator)
 
 
 def _is_known(found: Any) -> bool:
