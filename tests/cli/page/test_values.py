@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.test_cli_story import HUNG
 from tests.cli_calls import assert_fits
+from unbroken.cli.nodes.views import pods_by_node
 from unbroken.cli.page.values import (
     JOBS_MAX,
     SAMPLE_SECONDS,
@@ -139,3 +140,16 @@ def test_a_node_has_its_faults_and_its_repair() -> None:
     assert value["status"] == "NotReady"
     assert value["faults"] == [f"Ready=False : {HOSTILE}"]
     assert value["repairNow"] == ""
+
+
+def test_each_node_has_the_pods_of_jobs_that_are_on_it() -> None:
+    def pod(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        labels = {"HPJob": "lm"}
+        return {"metadata": {"namespace": "a", "name": name, "labels": labels}, "spec": spec}
+
+    pods = [pod("p-1", {"nodeName": "n"}), pod("p-0", {"nodeName": "n"}), pod("p-2", {})]
+    pods += [pod("p-3", {"nodeName": "other"}), {"metadata": {"name": "odd"}, "spec": None}]
+    found = pods_by_node(pods)
+    node = {"metadata": {"name": "n"}}
+    assert node_value(node, None, found["n"], 0.0)["jobPods"] == ["a/p-0", "a/p-1"]
+    assert found.keys() == {"n", "other", ""}

@@ -89,11 +89,12 @@ def _list(target: ClusterTarget, output: ListOutput, *, watch: bool) -> None:
     is_wide = output is ListOutput.WIDE
 
     async def read(cluster: Cluster) -> tuple[Listing]:
-        now, pods = wall(), await cluster.select(PODS, namespace="")
+        now, pods = wall(), views.pods_by_node(await cluster.select(PODS, namespace=""))
         records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
         rows = [
-            views.node_row(node, records.get(node["metadata"]["name"]), pods, now)
+            views.node_row(node, records.get(name), pods.get(name, ()), now)
             for node in await cluster.select(NODES)
+            for name in (node["metadata"]["name"],)
         ]
         listing = Listing(
             {"nodes": rows},

@@ -69,6 +69,15 @@ def _taints(node: Object) -> list[str]:
     return [str(taint["key"]) for taint in taints if taint.get("effect") != "PreferNoSchedule"]
 
 
+def pods_by_node(pods: Iterable[Object]) -> dict[str, list[Object]]:
+    """Pods by the name of their node: going through all pods for each node takes seconds if there
+    are thousands."""
+    result: dict[str, list[Object]] = {}
+    for pod in pods:
+        result.setdefault(str((pod.get("spec") or {}).get("nodeName", "")), []).append(pod)
+    return result
+
+
 def _pod_name(pod: Object) -> str:
     metadata = pod["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"

@@ -33,6 +33,7 @@ from unbroken.cli.job.views import (
 from unbroken.cli.nodes.views import (
     fault_conditions,
     node_row,
+    pods_by_node,
     record_of,
     repair_line,
     repair_text,
@@ -344,12 +345,14 @@ async def incident_text(cluster: Cluster, name: str, number: int, now: float) ->
 
 async def nodes_page(cluster: Cluster, now: float) -> dict[str, Any]:
     """All nodes with their faults and repairs."""
-    pods = await cluster.select(PODS, namespace="")
+    pods = pods_by_node(await cluster.select(PODS, namespace=""))
     records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
     nodes = await cluster.select(NODES)
     return {
         "nodes": [
-            node_value(node, records.get(node["metadata"]["name"]), pods, now) for node in nodes
+            node_value(node, records.get(name), pods.get(name, ()), now)
+            for node in nodes
+            for name in (node["metadata"]["name"],)
         ],
         "missing": cluster.missing(),
     }
