@@ -14,6 +14,7 @@ from unbroken.core.notifications import (
     OLDEST_SECONDS,
     SETTLE_SECONDS,
     TEXT_SHOWN,
+    WAITING_MAX,
     WINDOW_SECONDS,
     Message,
     ObjectName,
@@ -242,15 +243,40 @@ def test_a_message_links_to_the_incident() -> None:
 
 
 def test_hostile_texts_call_nobody_and_are_short() -> None:
-    hostile = "<!channel> <http://x|y> & \x1b[2J" * 1000
+    hostile = "<!channel> @channel <http://x|y> &\n\u202e\x1b[2J" * 1000
     culprit = replace(CULPRIT, text=hostile, pod=hostile)
     for one in (replace(OPEN, culprit=culprit), replace(GAVE_UP, culprit=culprit, reason=hostile)):
         (message,) = incident_messages(one, about())
         text = slack_value(message)["text"]
         assert "<" not in text
         assert ">" not in text
+        assert "@channel" not in text
+        assert message.text.isprintable()
         assert len(text) <= 6 * TEXT_SHOWN
         assert len(json.dumps(message_value(message))) < 500_000
+
+
+@pytest.mark.parametrize("job", ["lm|x> <!channel> <http://evil/", "", "..", "a/b", "A"])
+def test_what_is_no_name_of_a_job_is_in_no_link(job: str) -> None:
+    (message,) = incident_messages(OPEN, ObjectName("u", "lm-1", "team", job))
+    assert "<" not in slack_value(message, PAGE)["text"]
+    assert message_value(message, PAGE)["link"] == ""
+
+
+def test_so_many_objects_wait_at_most_and_others_are_counted() -> None:
+    outbox = Outbox()
+    for number in range(WAITING_MAX + 7):
+        seen(outbox, GAVE_UP, T, number)
+    seen(outbox, GAVE_UP, T, 0)
+    message = outbox.next(T + SETTLE_SECONDS)
+    assert message is not None
+    assert message.left_out == 7
+    seen(outbox, GAVE_UP, T, WAITING_MAX)
+    outbox.sent(message, T + SETTLE_SECONDS)
+    seen(outbox, GAVE_UP, T, WAITING_MAX + 9)
+    message = outbox.next(T + SETTLE_SECONDS)
+    assert message is not None
+    assert message.left_out == 0
 
 
 def test_a_count_is_about_no_object() -> None:

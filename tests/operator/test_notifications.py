@@ -23,7 +23,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.kube.informer import Informer
 from unbroken.operator import definitions
-from unbroken.operator.kinds import IncidentObject
+from unbroken.operator.kinds import IncidentObject, NodeRecordObject
 from unbroken.operator.notifications import (
     ADDRESS_MAX,
     Answer,
@@ -35,6 +35,8 @@ from unbroken.operator.notifications import (
 from unbroken.spec.job.codec import incident_to
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Symptom
 from unbroken.spec.keys import NOTIFIED
+from unbroken.spec.nodes.kinds import NODE_RECORD, NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action
 from unbroken.spec.notifications import NotificationForm
 
 SECRET = "T0KEN-of-the-webhook"
@@ -118,6 +120,44 @@ async def test_no_operator_repeats_a_state(place: Any, tmp_path: Path) -> None:
             await until(lambda: annotation(here, 1), lambda found: found == "found,recovered")
     assert receiver.ids == ["1/found", "2/found", "1/recovered"]
     assert len({one["id"] for one in receiver.got}) == 3
+
+
+async def test_both_states_of_a_record_are_noted_before_its_copy_is_new(
+    place: Any, tmp_path: Path
+) -> None:
+    at = wall() - 60.0
+    ended = RepairRecord(
+        Action.REPLACE, "XID 79", "daemon", RepairState.DONE, at, ended_at=at + 1.0
+    )
+    again = RepairRecord(Action.REBOOT, "XID 79", "daemon", RepairState.DRAINING, at + 2.0)
+    async with place() as here, webhook(tmp_path) as receiver:
+        await definitions.install(here.client)
+        name = here.namespace
+        record = NODE_RECORD.new(name, NodeRecordSpec(history=(ended,), repair=again))
+        await here.client.create_if_absent(NODE_RECORD.path, record)
+        informer = Informer(here.client, NodeRecordObject)
+        async with running(informer.run()):
+            await informer.synced.wait()
+        # The copy gets no news from here on.
+        others = Informer(here.client, IncidentObject, namespace=here.namespace)
+        notifier = Notifier(here.client, others, informer, NotifyOptions(receiver.file))
+        async with running(notifier.run(lambda: True)):
+            await until(lambda: told(receiver, 2))
+            path = f"{NODE_RECORD.path}/{name}"
+            await until(lambda: note_of(here, path), lambda found: found.endswith("began"))
+            first, last = (await note_of(here, path)).split(",")
+    assert (first.partition("/")[2], last.partition("/")[2]) == ("repair-ended", "repair-began")
+
+
+async def told(receiver: Webhook, count: int) -> bool:
+    """True if a webhook has got so many messages."""
+    return len(receiver.got) == count
+
+
+async def note_of(here: Place, path: str) -> str:
+    """The states that an object notes."""
+    found = json.loads(await here.client.raw("GET", path))
+    return str((found["metadata"].get("annotations") or {}).get(NOTIFIED, ""))
 
 
 async def test_a_webhook_that_fails_is_asked_again(

@@ -19,6 +19,7 @@ from unbroken.core.job.recovery.words import culprit_text, incident_line
 from unbroken.core.wording import counted
 from unbroken.spec.job.codec import seconds_lost
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy
+from unbroken.spec.job.rules import is_label
 from unbroken.spec.nodes.kinds import NodeRecordSpec, RepairRecord
 from unbroken.spec.times import time_text
 
@@ -34,6 +35,8 @@ BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 60.0
 """Seconds until a message is tried again, and the longest of these times."""
 TEXT_SHOWN = 1000
 """Characters of a text in a message."""
+WAITING_MAX = 1000
+"""Objects with messages that wait; those of further objects are left out."""
 NOTE_MAX = 64
 """States that an annotation names."""
 VERSION = 1
@@ -98,7 +101,7 @@ def incident_messages(incident: Incident, about: ObjectName) -> list[Message]:
         state = State.GAVE_UP if incident.remedy is Remedy.FAIL else state
         at = incident.ended_at or incident.progress_at or incident.detected_at
     text = f"{state.value}: job {about.namespace}/{about.job}: {incident_line(incident)}"
-    return [Message(about, state.value, state, at, text[:TEXT_SHOWN], incident=incident)]
+    return [Message(about, state.value, state, at, _one_line(text), incident=incident)]
 
 
 def repair_messages(record: NodeRecordSpec, about: ObjectName) -> list[Message]:
@@ -117,7 +120,15 @@ def _repair_message(repair: RepairRecord, about: ObjectName) -> Message:
     text = f"{state.value}: node {about.name}: {action}{place}{how}: {why}"
     key = f"{time_text(repair.began_at, has_microseconds=True)}/{state.value}"
     at = repair.began_at if repair.ended_at is None else repair.ended_at
-    return Message(about, key, state, at, text[:TEXT_SHOWN], repair=repair)
+    return Message(about, key, state, at, _one_line(text), repair=repair)
+
+
+def _one_line(text: str) -> str:
+    """A text without line breaks and invisible characters: a second line could be a false
+    message."""
+    shown = text[: 2 * TEXT_SHOWN]
+    plain = "".join(one if one.isprintable() else " " for one in shown)
+    return " ".join(plain.split())[:TEXT_SHOWN]
 
 
 def sent_states(annotation: str) -> tuple[str, ...]:
@@ -153,13 +164,16 @@ class Outbox:
             for one in messages
             if one.key not in done and one.id not in self._told and now - one.at <= OLDEST_SECONDS
         ]
-        self._waiting.pop(uid, None)
-        if waiting:
+        is_new = self._waiting.pop(uid, None) is None
+        if is_new and len(self._waiting) >= WAITING_MAX:
+            for one in waiting:
+                self._leave_out(one, now)
+        elif waiting:
             self._waiting[uid] = waiting
 
-    def forget(self, uid: str) -> None:
-        """Drop the messages about an object that is gone."""
-        self._waiting.pop(uid, None)
+    def told(self, uid: str) -> list[str]:
+        """Keys of the states of an object that need no more tries, oldest first."""
+        return [one.removeprefix(f"{uid}/") for one in self._told if one.startswith(f"{uid}/")]
 
     def next(self, now: float) -> Message | None:
         """The message to send now; None: there is none.
@@ -270,6 +284,9 @@ def page_link(message: Message, page: str) -> str:
     if not page or message.incident is None or message.about is None:
         return ""
     about = message.about
+    # The name of the job is that of an owner reference, which may be any text.
+    if not all(map(is_label, about.job.split("."))):
+        return ""
     return f"{page}jobs/{about.namespace}/{about.job}/incidents/{message.incident.number}"
 
 
@@ -309,8 +326,9 @@ def _repair_value(message: Message) -> dict[str, Any] | None:
     }
 
 
-_ESCAPES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
-"""Characters with a meaning in Slack's texts: `<!channel>` would call everybody."""
+_ESCAPES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord("@"): "@\u200b"}
+"""Characters with a meaning: `<!channel>` would call everybody in Slack, and `@channel` in
+Mattermost, but not with an invisible character after `@`."""
 
 
 def slack_value(message: Message, page: str = "") -> Mapping[str, Any]:

@@ -55,6 +55,8 @@ AGAIN_SECONDS = 5.0
 ADDRESS_MAX = 2048
 """Bytes of the file with the address."""
 LEAST_SECONDS = 0.05
+NEWS_SECONDS = 1.0
+"""Seconds between looks at what waits while objects change: a look goes through all of it."""
 RETRY_AFTER_MAX = 3600
 NEVER = frozenset({400, 413, 415, 422})
 """Statuses by which a webhook refuses this very message. Others may change: of a service that is
@@ -197,6 +199,7 @@ class Notifier:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
+                    await pause(NEWS_SECONDS)
             return
         answer = await send_message(session, self._options, message)
         now = self._clock()
@@ -225,7 +228,9 @@ class Notifier:
         if about is None:
             return
         path, item = self._place(about)
-        value = note(_noted(item) if item is not None else (), message.key)
+        # The copy may not have the last note yet.
+        before = [*(_noted(item) if item is not None else ()), *self._outbox.told(about.uid)]
+        value = note(dict.fromkeys(before), message.key)
         body = {"metadata": {"annotations": {NOTIFIED: value}}}
         try:
             async with asyncio.timeout(NOTE_SECONDS):
