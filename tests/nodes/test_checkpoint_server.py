@@ -54,12 +54,16 @@ class Members:
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     listed: set[int] = field(default_factory=set)
     """Ports that are listed although nothing answers there."""
+    bound: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Sockets that keep each port while no server listens there."""
 
     async def start(self, port: int = 0) -> int:
         """Start a server, again if its port is given; return its port."""
         if not port:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            free = self.bound.enter_context(socket.socket())
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
             self.ports.append(port)
         ready = asyncio.Event()
         options = MemberOptions(
@@ -137,6 +141,7 @@ async def members(folder: Path, count: int, capacity: int = 1000) -> AsyncIterat
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         made = Members(folder, session, capacity)
+        await stack.enter_async_context(made.bound)
         stack.push_async_callback(_stop_all, made)
         for _ in range(count):
             await made.start()

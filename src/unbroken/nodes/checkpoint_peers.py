@@ -125,8 +125,12 @@ class Peers:
         """Return all members in their order for a rank."""
         return in_order(self.members, namespace, rank)
 
+    def answering(self, members: Iterable[str]) -> list[str]:
+        """Return the members that were not silent a moment ago."""
+        return [one for one in members if self._silent.get(one, 0.0) <= monotonic()]
+
     def ask_all_again(self) -> None:
-        """Ask also the members that did not answer: one of them has started."""
+        """Ask also the members that did not answer a moment ago."""
         self._silent.clear()
 
     @contextlib.asynccontextmanager
@@ -144,7 +148,7 @@ class Peers:
 
         `data`: a file of `size` bytes to send.
         """
-        if self._silent.get(member, 0.0) > monotonic():
+        if not self.answering([member]):
             raise WorldError(f"{member} did not answer a moment ago")
         headers = {STAMP_HEADER: str(stamp), **more.pop("headers", {})}
         timeout = aiohttp.ClientTimeout(

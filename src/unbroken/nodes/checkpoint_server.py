@@ -108,6 +108,8 @@ async def serve_member(options: MemberOptions, ready: Callable[[], None] = lambd
     async with plain_session() as session:
         peers = Peers(own, session)
         member = Member(files, peers, options)
+        # Alone it would list only the steps of its own shards.
+        await member.look()
         async with _listening(member.application(), options):
             log.info("checkpoint memory", address=peers.own, bytes=files.memory.capacity)
             ready()
@@ -290,6 +292,8 @@ class Member:
     async def _latest(self, request: web.Request) -> web.Response:
         namespace = namespace_of(request)
         limit = number_of(request, "limit", LATEST, LATEST_MAX)
+        # A job begins anew if it finds no step: rather wait for a member that was silent.
+        self._peers.ask_all_again()
         await self._settings(namespace)
         held = await self._held_asked.join(namespace, lambda: self._held(namespace))
         return web.json_response(whole_steps(held, limit))
@@ -353,6 +357,9 @@ class Member:
         """
         key = incoming.shard.key
         order = self._peers.order(key.namespace, key.rank)[:ASKED]
+        if len(self._peers.answering(order)) < COPIES:
+            # Rather wait for one that was silent than keep a single copy.
+            self._peers.ask_all_again()
         is_kept, count, asked = False, 0, 0
         while count < COPIES and asked < len(order):
             members = order[asked : asked + COPIES - count]
@@ -420,10 +427,12 @@ class Member:
                 response = web.StreamResponse(headers={META_HEADER: meta})
                 response.content_length = answer.content_length
                 response.content_type = "application/octet-stream"
-                await response.prepare(request)
-                async for data in answer.content.iter_chunked(PIECE_BYTES):
-                    await response.write(data)
-                await response.write_eof()
+                # A client that has gone is no fault of the member.
+                with contextlib.suppress(ConnectionError):
+                    await response.prepare(request)
+                    async for data in answer.content.iter_chunked(PIECE_BYTES):
+                        await response.write(data)
+                    await response.write_eof()
         except WorldError:
             if response is not None:
                 # The client sees that bytes are missing.
@@ -470,9 +479,10 @@ class Member:
 
     async def run(self) -> None:
         """Follow the list of members, and copy the shards that a member lacks."""
-        await self._look()
-        await self._statuses(self._peers.members, "POST", JOINED_PATH, 0)
+        unaware = self._peers.members
         while True:
+            told = await self._statuses(unaware & self._peers.members, "POST", JOINED_PATH, 0)
+            unaware = frozenset(member for member, status in told.items() if status == 0)
             self._follow_capacity()
             if self._is_incomplete:
                 await self._repair()
@@ -480,13 +490,13 @@ class Member:
                 async with asyncio.timeout(self._options.look_seconds):
                     await self._look_now.wait()
             self._look_now.clear()
-            await self._look()
+            await self.look()
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Take over the list of members; the known ones remain if it cannot be read."""
         try:
             members = frozenset(await self._options.find()) | {self._peers.own}
         except OSError as error:
-            # The known members remain.
             if str(error) != self._problem:
                 self._problem = str(error)
                 log.warning("members of the checkpoint memory unknown", error=error)
