@@ -165,7 +165,9 @@ def _first_rank(lines: list[str]) -> str:
 
 
 def test_a_window_may_change_its_size(trained: Cli) -> None:
-    with at_terminal(trained, "top", "train", NO_COLOR="1") as person:
+    # Some shells, and readline, put the size of the beginning into the environment.
+    size = {"COLUMNS": "80", "LINES": "24"}
+    with at_terminal(trained, "top", "train", NO_COLOR="1", **size) as person:
         person.sees("ranks, of which")
         for columns, rows in ((120, 40), (40, 10), (9, 3), (1, 1), (80, 24)):
             person.resize(columns, rows)

@@ -47,7 +47,9 @@ class Top:
         self._namespace = namespace
         self._read = read
         self._browsing = browsing
-        self._console = Console(file=raw(sys.stdout), highlight=False, markup=False)
+        # A size in the environment does not follow the window.
+        kept = {key: one for key, one in os.environ.items() if key not in ("COLUMNS", "LINES")}
+        self._console = Console(file=raw(sys.stdout), highlight=False, markup=False, _environ=kept)
         self._contents: dict[Target, tuple[float, Contents]] = {}
         """Newest contents of the screens that are open, with the time of each."""
         self._problem = ""
