@@ -146,6 +146,7 @@ async def test_both_states_of_a_record_are_noted_before_its_copy_is_new(
             path = f"{NODE_RECORD.path}/{name}"
             await until(lambda: note_of(here, path), lambda found: found.endswith("began"))
             first, last = (await note_of(here, path)).split(",")
+        await here.client.delete_if_present(path)
     assert (first.partition("/")[2], last.partition("/")[2]) == ("repair-ended", "repair-began")
 
 
