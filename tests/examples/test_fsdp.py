@@ -169,7 +169,6 @@ def test_each_rank_has_samples_to_validate_on() -> None:
     assert [part_of(held, rank, 1000) for rank in (0, 63, 64, 999)] == [[0], [63], [0], [39]]
 
 
-@pytest.mark.heavy  # one process of 80 aborts when it ends, in a thread that frees tensors
 @pytest.mark.slow
 def test_two_ranks_train_without_numpy(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -32,7 +32,6 @@ JOB_SECONDS = 1800.0
 """Seconds that no job takes to break a rule: the slowest rule waits 10 minutes."""
 
 
-@pytest.mark.heavy  # one process of 80 aborts when it ends, in a thread that frees tensors
 def test_each_rule_of_the_document_finds_its_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = ("--max_steps=12", "--checkpoint_freq=5", f"--checkpoint_dir={tmp_path}/saved")

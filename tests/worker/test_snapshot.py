@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -317,3 +319,24 @@ def test_every_kind_of_value_comes_back(line: Channel, monkeypatch: pytest.Monke
         assert type(back) is type(value)
         same = back.equal(value) if isinstance(value, torch.Tensor) else np.array_equal(back, value)
         assert same if not isinstance(value, list) else back == value
+
+
+ENDS = """
+import atexit, threading
+
+atexit.register(lambda: print(*sorted(thread.name for thread in threading.enumerate())))
+
+from torch import nn
+from unbroken.worker import Snapshot
+
+snapshot = Snapshot(model=nn.Linear(2, 2))
+assert snapshot.save(1)
+"""
+"""Prints the threads that still run after all other work at the end of a process."""
+
+
+@pytest.mark.slow
+def test_no_thread_of_a_snapshot_runs_while_python_ends() -> None:
+    """A thread that frees a tensor then aborts the process, which is a fault of a healthy job."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["MainThread"]

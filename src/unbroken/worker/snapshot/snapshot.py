@@ -19,6 +19,7 @@ arrived.
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import threading
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 log = Log(__name__, "unbroken.worker: ")
 SLOTS = 2
+EXIT_SECONDS = 10.0
+"""Longest wait of a process that ends for its last snapshot: a device that hangs never answers."""
 PORTABLE = 1
 """cudaHostRegisterPortable of the CUDA runtime: pinned for every device."""
 
@@ -406,6 +409,7 @@ class _Sealer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="unbroken-snapshot", daemon=True)
             self._thread.start()
+            _sealers.add(self)
         self._queue.put(work)
 
     def flush(self) -> None:
@@ -415,12 +419,13 @@ class _Sealer:
             self._queue.put(done.set)
             done.wait()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """Finish the work and end the thread; wait for it no longer than `seconds`, if given."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(seconds)
             self._thread = None
+            _sealers.discard(self)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -431,3 +436,16 @@ class _Sealer:
             # A reference would keep the snapshot, and with it the model, while the thread waits for
             # the next.
             del work
+
+
+_sealers: set[_Sealer] = set()
+"""Those whose thread runs."""
+
+
+def _end_all() -> None:
+    """End the threads: one that frees a tensor while Python ends aborts the process."""
+    for sealer in [*_sealers]:
+        sealer.close(EXIT_SECONDS)
+
+
+atexit.register(_end_all)
