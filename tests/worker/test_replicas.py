@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "the sign of zero": lambda model: model.shift.data.neg_(),
 }
 """Changes of one rank that a broadcast would undo."""
+
+
+def nested() -> torch.Tensor:
+    """Return a tensor of the plain type that has no shape: it raises RuntimeError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 OTHERS: dict[str, Callable[[Model], Any]] = {
     "training": lambda model: model.shift.requires_grad_(False),
     "dtype": lambda model: model.register_buffer("scale", model.get_buffer("scale").double()),
@@ -70,6 +80,8 @@ OTHERS: dict[str, Callable[[Model], Any]] = {
     "name": lambda model: model.register_buffer("another", torch.zeros(1)),
     "kind": lambda model: model.register_buffer("mask", None),
     "device": lambda model: model.register_buffer("none", torch.empty(1, device="meta")),
+    "ignored": lambda model: setattr(model, "_ddp_params_and_buffers_to_ignore", ["shift"]),
+    "unreadable": lambda model: model.register_buffer("none", nested()),
     "layout": lambda model: model.register_buffer("none", torch.eye(2).to_sparse()),
 }
 """Changes of one rank with which DDP has to deal as it always does."""
@@ -114,3 +126,10 @@ def test_replicas_agree_only_if_a_broadcast_would_change_nothing(tmp_path: Path)
 
 def test_a_lone_process_agrees_with_itself() -> None:
     assert worker.replicas_agree(Model(0))
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_freed_memory_is_not_compared(kept: int) -> None:
+    model = Model(0)
+    model.get_buffer("swapped").untyped_storage().resize_(kept)
+    assert not worker.replicas_agree(model)
