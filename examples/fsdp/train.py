@@ -366,9 +366,10 @@ def batch_of(samples: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def part_of(held: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
-    """Return the samples on which a rank validates: all ranks together have the same ones, whatever
-    their number. Of more ranks than samples, some have the same one."""
-    return held[rank % len(held) :: ranks]
+    """Return the samples on which a rank validates, as many as on every other rank: each pass of a
+    model in shards takes all ranks. Some have the same one if the samples cannot be divided."""
+    count = math.ceil(len(held) / ranks)
+    return [held[(rank + turn * ranks) % len(held)] for turn in range(count)]
 
 
 @torch.no_grad()
