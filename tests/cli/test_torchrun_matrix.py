@@ -22,7 +22,8 @@ import yaml
 
 from tests.cli_calls import UNBROKEN, Cli
 
-pytestmark = pytest.mark.slow
+# It runs some twenty launchers one after the other, on one processor.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 PAGE = Path(__file__).parents[2] / "docs/guide/migrate-torchrun.md"
 BEGIN, END = "<!-- table: tests/cli/test_torchrun_matrix.py writes it -->\n", "<!-- end -->\n"
