@@ -154,6 +154,18 @@ class Log:
             self._logger.log(level, text, exc_info=exc_info, stacklevel=3)
 
 
+class LastProblem:
+    """The newest text about something that is tried again and again, to log what lasts once."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def note(self, text: str) -> bool:
+        """Keep the text (empty: there is no problem); return True if it is another one."""
+        is_new, self._text = text != self._text, text
+        return is_new
+
+
 def _shown(value: object) -> str:
     text = _text(value)
     if len(text) > LONGEST:

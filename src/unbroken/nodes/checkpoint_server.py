@@ -43,7 +43,7 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.foreign_numbers import INT64_MAX
 from unbroken.kube.clock import wall
 from unbroken.listener import Connections, Limits, bound
-from unbroken.log_lines import Log
+from unbroken.log_lines import LastProblem, Log
 
 from .checkpoint_files import CheckpointFiles, IncomingShard
 from .checkpoint_peers import (
@@ -166,8 +166,8 @@ class Member:
         self._held_asked = _Flights()
         self._is_incomplete = True
         """Some shard may lack a copy."""
-        self._problem = ""
-        self._capacity_problem = ""
+        self._members_problem = LastProblem()
+        self._capacity_problem = LastProblem()
         self._look_now = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -497,29 +497,29 @@ class Member:
         try:
             members = frozenset(await self._options.find()) | {self._peers.own}
         except OSError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
+            if self._members_problem.note(str(error)):
                 log.warning("members of the checkpoint memory unknown", error=error)
             return
-        self._problem = ""
+        self._members_problem.note("")
         if members != self._peers.members:
             log.info("members of the checkpoint memory", count=len(members))
             self._peers.members = members
             self._is_incomplete = True
 
     def _follow_capacity(self) -> None:
+        before = self._memory.capacity
         try:
             capacity = self._options.capacity()
-            if capacity == self._memory.capacity:
-                return
-            self._files.resize(capacity)
+            if capacity != before:
+                self._files.resize(capacity)
         except (SpecError, OSError) as error:
             # The known capacity remains.
-            if str(error) != self._capacity_problem:
-                self._capacity_problem = str(error)
+            if self._capacity_problem.note(str(error)):
                 log.warning("checkpoint memory not resized", error=error)
             return
-        self._capacity_problem = ""
+        self._capacity_problem.note("")
+        if capacity == before:
+            return
         # A larger memory takes the copies that it has refused.
         self._is_incomplete = True
         log.info("checkpoint memory", address=self._peers.own, bytes=capacity)

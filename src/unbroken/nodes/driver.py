@@ -53,7 +53,7 @@ from unbroken.kube.clock import entropy, monotonic, pause, wall
 from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
-from unbroken.log_lines import Log
+from unbroken.log_lines import LastProblem, Log
 from unbroken.runtime.drive import Alarm, Inbox
 from unbroken.spec.keys import GPU_UNHEALTHY, INSTANCE_GROUP
 from unbroken.spec.nodes.values import Action
@@ -213,8 +213,8 @@ class NodeDaemon:
         self._must_ask = False
         """The node is to be read again, after a write that failed."""
         self._ask_alarm = Alarm(monotonic, self._ask_now)
-        self._problem = ""
-        self._owners_problem = ""
+        self._gpus_problem = LastProblem()
+        self._owners_problem = LastProblem()
         self._cursor = ""
         self._random = entropy()
 
@@ -297,8 +297,7 @@ class NodeDaemon:
             owners = await gpu_owners(self._options.root)
         except (PeerError, WorldError) as error:
             problem = str(error)
-        if problem != self._owners_problem:
-            self._owners_problem = problem
+        if self._owners_problem.note(problem):
             log.info(
                 "pods of GPUs are unknown" if problem else "pods of GPUs are known",
                 node=self._options.node,
@@ -307,8 +306,7 @@ class NodeDaemon:
         return owners
 
     def _note(self, gpus: GpuSample) -> None:
-        if gpus.problem != self._problem:
-            self._problem = gpus.problem
+        if self._gpus_problem.note(gpus.problem):
             log.info(
                 "GPUs are unknown" if gpus.problem else "GPUs are known",
                 node=self._options.node,

@@ -35,7 +35,7 @@ from unbroken.foreign_numbers import whole_number
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import pause, steady_clock
 from unbroken.kube.informer import Informer
-from unbroken.log_lines import Log
+from unbroken.log_lines import LastProblem, Log
 from unbroken.spec.job import incident as incidents
 from unbroken.spec.job.codec import incident_from
 from unbroken.spec.keys import NOTIFIED
@@ -150,7 +150,7 @@ class Notifier:
         self._clock = steady_clock()
         self._outbox = Outbox()
         self._news = asyncio.Event()
-        self._problem = ""
+        self._problem = LastProblem()
 
     async def run(self, may_send: Callable[[], bool]) -> None:
         """Send messages until cancelled; `may_send`: true while this operator leads."""
@@ -216,11 +216,12 @@ class Notifier:
 
     def _report(self, problem: str, seconds: float | None = None) -> None:
         """Log a problem once, and its end."""
-        if problem and problem != self._problem:
+        if not self._problem.note(problem):
+            return
+        if problem:
             log.warning("notification not sent", error=problem, retry_seconds=seconds)
-        elif self._problem and not problem:
+        else:
             log.info("notifications are sent again")
-        self._problem = problem
 
     async def _note(self, message: Message) -> None:
         """Note in the object that a state was told, so that no other operator repeats it."""
