@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.test_cli_story import HUNG
 from tests.cli_calls import assert_fits
-from unbroken.cli.nodes.views import pods_by_node
+from unbroken.cli.nodes.views import with_belongings
 from unbroken.cli.page.values import (
     JOBS_MAX,
     SAMPLE_SECONDS,
@@ -149,7 +149,12 @@ def test_each_node_has_the_pods_of_jobs_that_are_on_it() -> None:
 
     pods = [pod("p-1", {"nodeName": "n"}), pod("p-0", {"nodeName": "n"}), pod("p-2", {})]
     pods += [pod("p-3", {"nodeName": "other"}), {"metadata": {"name": "odd"}, "spec": None}]
-    found = pods_by_node(pods)
-    node = {"metadata": {"name": "n"}}
-    assert node_value(node, None, found["n"], 0.0)["jobPods"] == ["a/p-0", "a/p-1"]
-    assert found.keys() == {"n", "other", ""}
+    nodes: list[dict[str, Any]] = [{"metadata": {"name": name}} for name in ("n", "other", "idle")]
+    record = {"metadata": {"name": "other"}}
+    found = list(with_belongings(nodes, [record], pods))
+    assert node_value(*found[0], 0.0)["jobPods"] == ["a/p-0", "a/p-1"]
+    of_nodes = [
+        (node["metadata"]["name"], held, [pod["metadata"]["name"] for pod in mine])
+        for node, held, mine in found
+    ]
+    assert of_nodes == [("n", None, ["p-1", "p-0"]), ("other", record, ["p-3"]), ("idle", None, [])]

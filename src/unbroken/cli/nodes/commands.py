@@ -89,12 +89,10 @@ def _list(target: ClusterTarget, output: ListOutput, *, watch: bool) -> None:
     is_wide = output is ListOutput.WIDE
 
     async def read(cluster: Cluster) -> tuple[Listing]:
-        now, pods = wall(), views.pods_by_node(await cluster.select(PODS, namespace=""))
-        records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
+        now, pods = wall(), await cluster.select(PODS, namespace="")
+        records, nodes = await cluster.select(RECORDS), await cluster.select(NODES)
         rows = [
-            views.node_row(node, records.get(name), pods.get(name, ()), now)
-            for node in await cluster.select(NODES)
-            for name in (node["metadata"]["name"],)
+            views.node_row(*found, now) for found in views.with_belongings(nodes, records, pods)
         ]
         listing = Listing(
             {"nodes": rows},

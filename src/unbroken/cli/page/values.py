@@ -33,12 +33,12 @@ from unbroken.cli.job.views import (
 from unbroken.cli.nodes.views import (
     fault_conditions,
     node_row,
-    pods_by_node,
     record_of,
     repair_line,
     repair_text,
     score_line,
     status_text,
+    with_belongings,
 )
 from unbroken.core.job.record import timeline
 from unbroken.core.job.recovery.words import culprit_text, incident_line, remedy_words
@@ -345,15 +345,10 @@ async def incident_text(cluster: Cluster, name: str, number: int, now: float) ->
 
 async def nodes_page(cluster: Cluster, now: float) -> dict[str, Any]:
     """All nodes with their faults and repairs."""
-    pods = pods_by_node(await cluster.select(PODS, namespace=""))
-    records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
+    pods, records = await cluster.select(PODS, namespace=""), await cluster.select(RECORDS)
     nodes = await cluster.select(NODES)
     return {
-        "nodes": [
-            node_value(node, records.get(name), pods.get(name, ()), now)
-            for node in nodes
-            for name in (node["metadata"]["name"],)
-        ],
+        "nodes": [node_value(*found, now) for found in with_belongings(nodes, records, pods)],
         "missing": cluster.missing(),
     }
 
