@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median_high
 from typing import Any, Generic, TypeVar
 
 from unbroken.cli.connection import SECRETS, Cluster, Object
-from unbroken.core.page.heat_map import steps_apart
+from unbroken.core.page.heat_map import LATE_SHARE, steps_apart
 from unbroken.core.patience import START
 from unbroken.errors import PeerError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
@@ -32,8 +33,6 @@ from .views import span
 ALL_SHOWN = 16
 """A job of up to so many ranks is shown whole; of a larger job, only ranks that differ."""
 DIFFERENT_SHOWN = 24
-LATE_SHARE = 0.5
-"""Share of its allowed silence after which a rank counts as different."""
 TITLES = ("RANK", "POD", "PHASE", "STEP", "STEP TIME", "LAST SIGN", "ALLOWED", "ALARMS")
 
 SIGNS = {
@@ -133,9 +132,9 @@ def others_line(ranks: Sequence[Rank], now: float) -> str:
 def differing(ranks: Sequence[Rank], now: float) -> list[Rank]:
     """Ranks with an alarm, with another phase or step than most, or long silent."""
     phase = Counter(one["phase"] for one in ranks).most_common(1)[0][0]
-    steps = sorted(one["step"] for one in ranks if one["step"] is not None)
+    steps = [one["step"] for one in ranks if one["step"] is not None]
     # The middle rank's step, if most ranks report steps.
-    step = steps[len(steps) // 2] if 2 * len(steps) > len(ranks) else None
+    step = median_high(steps) if 2 * len(steps) > len(ranks) else None
     apart = steps_apart(one["stepSeconds"] for one in ranks)
 
     def is_different(one: Rank) -> bool:

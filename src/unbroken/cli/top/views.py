@@ -14,6 +14,7 @@ from unbroken.cli.job.views import ENDED, age, cause_text, share_text, span
 from unbroken.cli.nodes.views import TITLES as NODE_TITLES
 from unbroken.cli.nodes.views import cells as node_cells
 from unbroken.cli.terminal import visible
+from unbroken.core.page.heat_map import LATE_SHARE
 from unbroken.core.wording import counted
 from unbroken.spec.times import time_seconds
 
@@ -30,8 +31,8 @@ GAP = 2
 RANKS_LISTED = 16
 """Ranks, or groups of neighbouring ranks, that have a row although they do not differ."""
 MAP_WIDEST = 64
-LATE_SHARE, LATER_SHARE = 0.5, 1.0
-"""Silence, as a share of the allowed one, from which the map marks a rank."""
+TOO_LATE_SHARE = 1.0
+"""Silence, as a share of the allowed one, above which the map marks a rank as too quiet."""
 MAP_KEY = ". fine   - behind   o quiet   O too quiet   ! alarm"
 
 
@@ -329,7 +330,7 @@ def _mark(cells: Contents, index: int) -> tuple[int, str]:
     share, behind = cells["silenceShares"][index] or 0.0, cells["behind"][index] or 0
     if cells["alarms"][index]:
         return 4, "!"
-    if share > LATER_SHARE:
+    if share > TOO_LATE_SHARE:
         return 3, "O"
     if share > LATE_SHARE:
         return 2, "o"

@@ -16,6 +16,8 @@ from unbroken.wire.observation import RankWatch
 
 CELLS_MAX = 1024
 """Cells of a map: 32 rows of 32, which fit on a phone."""
+LATE_SHARE = 0.5
+"""Silence of a rank, as a share of the allowed one, above which it differs from the others."""
 STEPS_APART = 1
 """Steps between equal ranks whose agents look at the same moment."""
 
