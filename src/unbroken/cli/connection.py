@@ -17,7 +17,7 @@ import msgspec
 from unbroken.cli.job.views import read_incidents
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.bounds import DEPTH_MAX, cut
-from unbroken.kube.errors import NotFound
+from unbroken.kube.errors import Forbidden, NotFound
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD, OwnKind
@@ -120,7 +120,20 @@ class Cluster:
 
         SpecError if the cluster does not know the kind and the collection has an error for that.
         """
-        query = {"labelSelector": labels} if labels else None
+        query = {"labelSelector": labels} if labels else {}
+        return await self._list(collection, namespace, query)
+
+    async def may_list(self, collection: ObjectKind) -> bool:
+        """True if the account may list these objects; SpecError as `select`."""
+        try:
+            await self._list(collection, None, {"limit": "1"})
+        except Forbidden:
+            return False
+        return True
+
+    async def _list(
+        self, collection: ObjectKind, namespace: str | None, query: Mapping[str, str]
+    ) -> list[Object]:
         body = await self._read(self.path(collection, namespace=namespace), query)
         if body is None:
             if collection.unknown:

@@ -97,11 +97,9 @@ class Account:
     async def _may_read(self, namespace: str) -> bool:
         """True if the account may list what the page needs of a namespace (empty: of all)."""
         cluster = Cluster(self._place, self._client, namespace)
-        try:
-            for kind in NEEDED:
-                await cluster.select(kind)
-        except Forbidden:
-            return False
+        for kind in NEEDED:
+            if not await cluster.may_list(kind):
+                return False
         return True
 
 
