@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from unbroken.nodes.checkpoint_server import MemberOptions, serve_member
 META = '{"checksum": "nUaihFhKmyOouFgTnz7GcYw==", "algorithm": "xxh3_128"}'
 CREATE = "/v1/cp/namespaces/job?num_ranks=3&steps_retained=2"
 HEAD = b"POST /v1/cp/checkpoints/job/0/7 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900\r\n\r\n"
+WIDE = 24
 OWN = {"Unbroken-Stamp": "0"}
 """Header of another member's question: the answer is from the member's own memory."""
 
@@ -207,32 +209,41 @@ async def test_a_lost_member_loses_nothing_one_after_the_other(tmp_path: Path) -
             assert found == [b"0", b"1", b"2"]
 
 
+async def save_wide(made: Members) -> None:
+    """Save a step of WIDE ranks, whose shards are spread over all servers."""
+    path = f"/v1/cp/namespaces/wide?num_ranks={WIDE}"
+    assert (await made.ask(made.ports[0], "POST", path))[0] == 200
+    for rank in range(WIDE):
+        path = f"/v1/cp/checkpoints/wide/{rank}/7"
+        assert (await made.ask(made.ports[0], "POST", path, data=b"%d" % rank))[0] == 200
+
+
+async def wide_ranks(made: Members) -> list[set[int]]:
+    """Return the ranks of that step at each server."""
+    contents = await made.contents()
+    return [{held.rank for held in one.shards.get("wide", ())} for one in contents]
+
+
+def wide_places(made: Members) -> list[set[int]]:
+    """Return the ranks of that step that belong to each server."""
+    addresses = [f"127.0.0.1:{port}" for port in made.running]
+    return [
+        {rank for rank in range(WIDE) if one in in_order(addresses, "wide", rank)[:COPIES]}
+        for one in addresses
+    ]
+
+
 async def test_a_member_that_does_not_answer_is_replaced_by_the_next(tmp_path: Path) -> None:
     async with members(tmp_path, 3) as made:
         lost = made.ports[2]
         await made.stop(lost)
         made.listed.add(lost)
         await until(made.contents, lambda contents: all(one.members == 3 for one in contents))
-        path = "/v1/cp/namespaces/wide"
-        assert (await made.ask(made.ports[0], "POST", f"{path}?num_ranks=24"))[0] == 200
-        for rank in range(24):
-            path = f"/v1/cp/checkpoints/wide/{rank}/7"
-            status, *_ = await made.ask(made.ports[0], "POST", path, data=b"%d" % rank)
-            assert status == 200
-        assert [len(one.shards["wide"]) for one in await made.contents()] == [24, 24]
-
+        await save_wide(made)
+        assert await wide_ranks(made) == [set(range(WIDE))] * 2
         await made.start(lost)
-        addresses = [f"127.0.0.1:{port}" for port in made.running]
-        expected = [
-            {rank for rank in range(24) if one in in_order(addresses, "wide", rank)[:COPIES]}
-            for one in addresses
-        ]
-
-        async def ranks() -> list[set[int]]:
-            contents = await made.contents()
-            return [{held.rank for held in one.shards.get("wide", ())} for one in contents]
-
-        assert await until(ranks, lambda found: found == expected)
+        expected = wide_places(made)
+        assert await until(partial(wide_ranks, made), lambda found: found == expected)
 
 
 async def test_a_copy_to_a_member_that_stalls_is_given_up(
@@ -264,24 +275,10 @@ async def test_all_that_a_member_lists_can_be_fetched_after_another_has_joined(
 ) -> None:
     """Both members that hold a shard send it to the one that joins."""
     async with members(tmp_path, 2) as made:
-        path = "/v1/cp/namespaces/wide"
-        assert (await made.ask(made.ports[0], "POST", f"{path}?num_ranks=24"))[0] == 200
-        for rank in range(24):
-            path = f"/v1/cp/checkpoints/wide/{rank}/7"
-            status, *_ = await made.ask(made.ports[0], "POST", path, data=b"%d" % rank)
-            assert status == 200
+        await save_wide(made)
         await made.start()
-        addresses = [f"127.0.0.1:{port}" for port in made.running]
-        expected = [
-            {rank for rank in range(24) if one in in_order(addresses, "wide", rank)[:COPIES]}
-            for one in addresses
-        ]
-
-        async def ranks() -> set[int]:
-            contents = await made.contents()
-            return {held.rank for held in contents[2].shards.get("wide", ())}
-
-        await until(ranks, lambda found: found == expected[2])
+        expected = wide_places(made)
+        await until(partial(wide_ranks, made), lambda found: found[2] == expected[2])
         assert expected[2]
         for port, listed in zip(made.running, expected, strict=True):
             for rank in listed:
