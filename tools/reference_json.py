@@ -218,7 +218,9 @@ def json_forms(commands: Iterable[str]) -> Iterator[str]:
     yield from (
         "## top",
         "",
-        f"The contents of {jobs} and {nodes} as one object; with a job, those of {job}.",
+        f"The contents of {jobs} and",
+        f"{nodes} as one object; with a job, those of",
+        f"{job}.",
         "",
         f"JSON Schema: [{TOP}](schemas/{_file(TOP)})",
         "",

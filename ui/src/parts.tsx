@@ -42,7 +42,7 @@ export function Card(props: {
   );
 }
 
-/** What Kubernetes has refused to show to the account of the page. */
+/** Sentences about objects that Kubernetes refuses to the account of the page. */
 export function Missing({ lines }: { lines: string[] }) {
   if (lines.length === 0) return null;
   return (

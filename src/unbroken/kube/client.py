@@ -163,7 +163,7 @@ class _CredentialStatus(msgspec.Struct):
 
 
 class _ExecCredential(msgspec.Struct):
-    """What a program for credentials prints."""
+    """The output of a program for credentials."""
 
     status: _CredentialStatus
 
@@ -455,11 +455,11 @@ def connect(
             config.cluster, config.user or User(), config.abs_file, trust_env=not is_local
         )
     except UNUSABLE as error:
-        raise SpecError(f"no usable kubeconfig: {_what_is_wrong(error)}") from error
+        raise SpecError(f"no usable kubeconfig: {_config_problem(error)}") from error
     return KubeClient(config, AiohttpTransport(verify, is_local=is_local), manager)
 
 
-def _what_is_wrong(error: Exception) -> str:
+def _config_problem(error: Exception) -> str:
     """The error of an unusable kubeconfig in one line, without lines of the file: one may be a
     token."""
     match error:

@@ -1,4 +1,4 @@
-"""Comparison of the replicas of a model, so that DDP need not broadcast what is equal already."""
+"""Comparison of the replicas of a model: DDP need not broadcast equal ones."""
 
 from __future__ import annotations
 

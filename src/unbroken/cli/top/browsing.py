@@ -1,4 +1,4 @@
-"""Where a person is in `unbroken top`: the open screens, the marked line, keys.  Pure."""
+"""The place of a person in `unbroken top`: open screens, marked line, keys.  Pure."""
 
 from __future__ import annotations
 

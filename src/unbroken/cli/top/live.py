@@ -134,7 +134,7 @@ class Top:
         return lines(target, contents, at, self._console.width)
 
     def _frame(self) -> Group:
-        """What the terminal shows now."""
+        """Return the lines for the terminal."""
         found, height = self._lines(), self._height()
         top, marked = self._browsing.window(found, height)
         shown = [self._top_line()]
@@ -161,7 +161,7 @@ class Top:
         return result
 
     async def _read_always(self) -> None:
-        """Read what is shown again and again, also after the cluster was away."""
+        """Read the open screen again and again, also after the cluster was away."""
         while True:
             try:
                 await self._read_while_connected()

@@ -20,7 +20,7 @@ from unbroken.spec.times import time_seconds
 
 Contents = Mapping[str, Any]
 Target = tuple[str, ...]
-"""What a screen shows, in the form of a path of the live page."""
+"""A screen, as a path of the live page."""
 OVERVIEW: Target = ("jobs",)
 CELL_WIDEST = 200
 """Characters of a cell; the terminal's width cuts a line earlier."""
