@@ -84,7 +84,8 @@ def memory_in(file: Path) -> int:
     try:
         text = file.read_text().strip()
     except (OSError, ValueError) as error:
-        raise SpecError(f"--memory-file: cannot read {file}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(f"--memory-file: cannot read {file}: {reason}") from error
     return memory_bytes(text, f"--memory-file {file}")
 
 
