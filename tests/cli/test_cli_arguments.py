@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from tests.cli_calls import Cli, manifest
+from tests.cli_calls import UNBROKEN, Cli, manifest
 from unbroken.cli import main
 from unbroken.cli.app import WIDEST, choices, help_parts
 from unbroken.cli.main import app
@@ -342,3 +343,25 @@ def test_every_job_command_offers_json_and_a_cluster() -> None:
         done = CliRunner().invoke(app, [*command, "--help"])
         for option in ("--output", "--dir", "--context", "--namespace"):
             assert option in done.stdout, f"{command} has no {option}"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_takes_ends_a_command_without_a_traceback(
+    here: Cli, unbuffered: str
+) -> None:
+    def run(stdout: int) -> tuple[int, str]:
+        done = subprocess.run(
+            [*UNBROKEN, "--version"],
+            env={**here.environment, "PYTHONUNBUFFERED": unbuffered},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(stdout)
+        return done.returncode, done.stderr
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert run(full) == (1, "error: cannot write the output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert run(writer) == (1, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -155,15 +157,34 @@ def run() -> None:
 
 
 def call(program: typer.Typer) -> None:
-    """Run a program.  An UnbrokenError ends it with a message and status 1, Ctrl-C with 130."""
+    """Run a program.
+
+    An UnbrokenError, or a disk that is too full for the output, ends it with a message and status
+    1, and Ctrl-C with 130. A reader that has gone ends it with status 1.
+    """
     try:
-        program()
+        try:
+            program()
+        finally:
+            sys.stdout.flush()
     except UnbrokenError as error:
-        with guarded():
-            print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE) or error.filename is not None:
+            raise
+        if error.errno == errno.ENOSPC:
+            _say_error(f"cannot write the output: {error.strerror}")
+        # Python writes what is left once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _say_error(error: object) -> None:
+    with guarded():
+        print(f"error: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":
