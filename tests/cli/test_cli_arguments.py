@@ -365,3 +365,20 @@ def test_output_that_nobody_takes_ends_a_command_without_a_traceback(
     reader, writer = os.pipe()
     os.close(reader)
     assert run(writer) == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_caller_closed_a_stream_works(here: Cli, closed: str) -> None:
+    def run(arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"{shlex.join(UNBROKEN)} {arguments} {closed}"],
+            env=here.environment,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stderr
+
+    assert run("--version") == (0, "")
+    status, said = run("jobs --context missing")
+    assert status == 1
+    assert "Traceback" not in said

@@ -162,6 +162,7 @@ def call(program: typer.Typer) -> None:
     An UnbrokenError, or a disk that is too full for the output, ends it with a message and status
     1, and Ctrl-C with 130. A reader that has gone ends it with status 1.
     """
+    _open_closed_streams()
     try:
         try:
             program()
@@ -180,6 +181,19 @@ def call(program: typer.Typer) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of each standard stream that the caller has closed (`>&-`).
+
+    Else Python has None there, and the next file that is opened, such as a database, takes its
+    descriptor and with it what is printed.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest free descriptor, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w"))
 
 
 def _say_error(error: object) -> None:
