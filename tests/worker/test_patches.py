@@ -133,7 +133,7 @@ def test_an_untried_version_is_changed_only_on_request() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs/guide/restartable.md").read_text()
+    page = (ROOT / "docs/reference/in-process.md").read_text()
     rows = [
         tuple(cell.strip().replace("`", "") for cell in line.strip("|").split("|"))
         for line in page.splitlines()

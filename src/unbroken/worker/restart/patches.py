@@ -2,7 +2,7 @@
 
 All are made when a restartable function is entered, and undone when it has returned or raised. None
 is made if `UNBROKEN_IN_PROCESS` is `off` or the version of torch was never tried. A fault then
-gives the worker a new process. docs/guide/restartable.md has the same table for users.
+gives the worker a new process. docs/reference/in-process.md has the same table for users.
 """
 
 from __future__ import annotations
