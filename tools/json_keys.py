@@ -223,6 +223,10 @@ workers | object[] | workers of the agent
 wrong | integer | wrong alarms on this job
 xid | integer | number of the XID
 missing | text[] | what Kubernetes has refused to show to the account of the page
+page actions:actions | object[] | actions that the account of the page may take
+page actions:actions[].action | text | name of the action, as an order has it
+page actions:actions[].command | text | command that does the same, without its last argument
+page actions:actions[].words | text | what will happen, in the words of the command's help
 unreached | text | why no agent is asked; empty: agents are asked
 page jobs:jobs[].worldSize | integer? | ranks of the job; null: not known
 page job:worldSize | integer? | ranks of the job; null: not known

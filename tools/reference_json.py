@@ -150,6 +150,10 @@ PAGES: Mapping[str, Parts] = {
         ("nodes[].", NODE),
         ("nodes[].", f"{PAGE}:node_value"),
     ),
+    "page actions": (
+        ("", "cli.page.actions:job_actions"),
+        ("actions[].", "cli.page.actions:action_value"),
+    ),
 }
 """Contents of the live page, which its server sends as JSON."""
 NOTIFICATION, NOTIFICATION_PARTS = (

@@ -57,8 +57,17 @@ def write_help(command: Any, context: Any, formatter: Any) -> None:
 
 def help_parts(command: Any) -> tuple[list[str], list[str]]:
     """The paragraphs of a command's help, and the commands of its examples."""
+    return _parts(command.help or "")
+
+
+def first_paragraph(function: Callable[..., Any]) -> str:
+    """The first paragraph of the help of a command that this function is."""
+    return _parts(function.__doc__ or "")[0][0]
+
+
+def _parts(text: str) -> tuple[list[str], list[str]]:
     paragraphs, examples = list[str](), list[str]()
-    for paragraph in (command.help or "").split("\n\n"):
+    for paragraph in text.split("\n\n"):
         text = " ".join(paragraph.split())
         example = re.fullmatch(r"Example: `(.+)`", text)
         if example:

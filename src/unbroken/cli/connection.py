@@ -46,6 +46,11 @@ class ObjectKind:
     """The error of a cluster that does not know the kind; empty for a built-in kind."""
     is_namespaced: bool = True
 
+    @property
+    def group(self) -> str:
+        """The API group; empty: the core group."""
+        return self.prefix.split("/")[1] if self.prefix.startswith("apis/") else ""
+
 
 def _own(kind: OwnKind[Any, Any]) -> ObjectKind:
     return ObjectKind(
@@ -97,6 +102,10 @@ class Cluster:
     def missing(self) -> list[str]:
         """Sentences about what was left out; a command fails instead."""
         return []
+
+    async def may(self, verb: str, collection: ObjectKind, subresource: str = "") -> bool:
+        """True if the account may do this to all objects of the namespace; a command tries it."""
+        return True
 
     async def find(self, collection: ObjectKind, name: str) -> Object | None:
         """One object; None if the cluster has no such object or does not know the kind."""

@@ -21,6 +21,8 @@ from tests.cli.test_cli_story import HUNG
 from tests.cli_calls import Cli, assert_fits, read_until
 from tests.job_samples import job
 from tests.watching import PATIENCE_SECONDS, wait_until
+from unbroken.cli.page.actions import person_here
+from unbroken.cli.page.entrance import KEY_HEADER
 from unbroken.kube.client import connect
 from unbroken.operator.definitions import install
 from unbroken.spec.job.codec import incident_to
@@ -116,11 +118,13 @@ class Visitor:
     pid: int
     received: str = ""
     cookie: str = ""
+    key: str = ""
 
     def open(self) -> None:
-        """Exchange the link for a cookie."""
+        """Exchange the link for a cookie and a key."""
         self.get("/?" + self.link.partition("?")[2], 303)
         self.cookie = self.received.partition("Set-Cookie: ")[2].partition(";")[0]
+        self.key = self.received.partition("#key=")[2].partition("\n")[0].strip()
 
     def get(self, path: str, status: int = 200) -> str:
         """The body of an answer, which must have this status."""
@@ -128,15 +132,32 @@ class Visitor:
         assert found == status, body
         return body
 
-    def ask(self, path: str) -> tuple[int, str]:
-        """Status and body of an answer."""
+    def ask(self, path: str, order: dict[str, Any] | None = None) -> tuple[int, str]:
+        """Status and body of an answer; with an order, to that."""
         place = self.link.partition("//")[2].partition("/")[0]
+        headers, method = {"Cookie": self.cookie}, "GET"
+        if order is not None:
+            own = {"Origin": f"http://{place}", "Content-Type": "application/json"}
+            headers, method = {**headers, **own, KEY_HEADER: self.key}, "POST"
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)) as connection:
-            connection.request("GET", path, headers={"Cookie": self.cookie})
+            connection.request(method, path, None if order is None else json.dumps(order), headers)
             answer = connection.getresponse()
             body = answer.read().decode()
         self.received += f"{answer.headers}{body}"
         return answer.status, body
+
+    def act(self, action: str, namespace: str, name: str) -> tuple[int, str]:
+        """Status and result, or problem, of an order about a job."""
+        order = {"action": action, "namespace": namespace, "name": name}
+        status, body = self.ask("/api/orders", order)
+        value = json.loads(body)
+        return status, value.get("result") or value["problem"]
+
+    def offers(self, namespace: str) -> list[str]:
+        """The actions that are offered for jobs of a namespace."""
+        return [
+            one["action"] for one in self.page(f"actions/jobs/{namespace}", "actions")["actions"]
+        ]
 
     def refusal(self, path: str) -> str:
         """The problem of a page once the API server refuses it.
@@ -215,6 +236,52 @@ def test_a_person_sees_the_jobs_of_the_own_namespace_and_no_others(world: World,
         assert nodes["nodes"] == []
         assert any("nodes" in line and "noderecords" in line for line in nodes["missing"])
         assert HOSTILE not in ann.get("/")
+
+
+def test_a_person_acts_where_kubernetes_lets_the_account(world: World, cli: Cli) -> None:
+    act = {"apiGroups": ["sagemaker.amazonaws.com"], "resources": ["hyperpodpytorchjobs"]}
+    tell = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
+    rules = role_of_the_guide()["rules"]
+    file = world.account("kim", *rules, {**act, "verbs": ["patch"]}, tell)
+    name, inside = f"job-of-{OWN}", world.api.within(OWN)
+    with visited(cli, file) as kim:
+        assert kim.offers(OWN) == ["restart", "suspend", "resume"]
+        assert kim.offers(OTHER) == []
+        assert kim.act("suspend", OWN, name) == (200, f"{name}: suspended")
+        assert inside.get(f"{JOBS}/{name}").made["spec"]["runPolicy"]["suspend"] is True
+        assert kim.act("resume", OWN, name) == (200, f"{name}: resumed")
+        assert inside.get(f"{JOBS}/{name}").made["spec"]["runPolicy"]["suspend"] is False
+        assert kim.act("restart", OWN, name) == (200, f"{name}: restart requested")
+        assert (
+            "unbroken.dev/restart" in inside.get(f"{JOBS}/{name}").made["metadata"]["annotations"]
+        )
+        events = [
+            one for one in inside.get("events").made["items"] if one["reason"] == "ActionOnPage"
+        ]
+        by = " on the live page by "
+        assert {one["message"].partition(by)[0] for one in events} == {
+            *("suspended", "resumed", "restart requested")
+        }
+        who = {one["message"].partition(by)[2] for one in events}
+        told = world.api.minor >= 28
+        assert who == {f"system:serviceaccount:{OWN}:kim" if told else person_here()}
+        shown = kim.page(f"jobs/{OWN}/{name}", "job")["events"]
+        assert "ActionOnPage" in {one["reason"] for one in shown}
+        status, text = kim.act("restart", OTHER, f"job-of-{OTHER}")
+        assert status == 403
+        assert f"may not read job job-of-{OTHER} in namespace {OTHER}" in text
+        assert kim.act("restart", OWN, "none")[0] == 409
+
+    with visited(cli, world.account("lea", *rules)) as lea:
+        assert lea.offers(OWN) == []
+        status, text = lea.act("restart", OWN, name)
+        assert status == 403
+        assert re.search(r"lea.* cannot patch resource", text)
+    silent = world.account("mia", *rules, {**act, "verbs": ["patch"]})
+    with visited(cli, silent) as mia:
+        status, text = mia.act("restart", OWN, name)
+        assert status == 200, "the action was taken, though nothing tells of it"
+        assert "no event tells of it" in text
 
 
 def test_namespaces_and_kinds_that_are_refused_are_named(world: World, cli: Cli) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.completion import JobName
-from unbroken.cli.connection import JOBS, Cluster
+from unbroken.cli.connection import JOBS, Cluster, Object
 from unbroken.cli.options import CommonOptions
 from unbroken.cli.place import Use
 from unbroken.errors import SpecError
@@ -29,9 +29,8 @@ def restart(job: JobName, options: CommonOptions) -> None:
 
     Example: `unbroken restart train`
     """
-    now = time_text(wall(), has_microseconds=True)
-    patch = {"metadata": {"annotations": {RESTART: now}}}
-    _change(options, job, patch, "restart requested")
+    options.run(lambda cluster: restart_job(cluster, job), Use.CHANGE)
+    _print_done(job, "restart requested", options)
 
 
 def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
@@ -39,8 +38,14 @@ def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
 
     Example: `unbroken suspend train --no-wait`
     """
-    patch = HYPERPOD_JOB.suspension(True)
-    _change(options, job, patch, "suspended", wait=wait, by_owner="set its spec.suspend to true")
+
+    async def act(cluster: Cluster) -> None:
+        await suspend_job(cluster, job)
+        if wait:
+            await _until_suspended(cluster, job)
+
+    options.run(act, Use.CHANGE)
+    _print_done(job, "suspended", options)
 
 
 def resume(job: JobName, options: CommonOptions) -> None:
@@ -48,8 +53,29 @@ def resume(job: JobName, options: CommonOptions) -> None:
 
     Example: `unbroken resume train`
     """
-    patch = HYPERPOD_JOB.suspension(False)
-    _change(options, job, patch, "resumed", by_owner="set its spec.suspend to false")
+    options.run(lambda cluster: resume_job(cluster, job), Use.CHANGE)
+    _print_done(job, "resumed", options)
+
+
+async def restart_job(cluster: Cluster, name: str) -> Object:
+    """Order the restart of a job, and return the job.  Raises SpecError if it has ended."""
+    now = time_text(wall(), has_microseconds=True)
+    return await _change(cluster, name, {"metadata": {"annotations": {RESTART: now}}})
+
+
+async def suspend_job(cluster: Cluster, name: str) -> Object:
+    """Suspend a job, and return it.
+
+    Raises SpecError if the job has ended, or if another job made it.
+    """
+    by_owner = "set its spec.suspend to true"
+    return await _change(cluster, name, HYPERPOD_JOB.suspension(True), by_owner)
+
+
+async def resume_job(cluster: Cluster, name: str) -> Object:
+    """Let a suspended job run again, and return it.  Raises as `suspend_job`."""
+    by_owner = "set its spec.suspend to false"
+    return await _change(cluster, name, HYPERPOD_JOB.suspension(False), by_owner)
 
 
 def check_owner(job: Mapping[str, Any], advice: str) -> None:
@@ -64,31 +90,16 @@ def check_owner(job: Mapping[str, Any], advice: str) -> None:
         raise SpecError(f"{text}, which would change it back: change the {kind.name}, {advice}")
 
 
-def _change(
-    options: CommonOptions,
-    name: str,
-    patch: dict[str, Any],
-    done: str,
-    *,
-    wait: bool = False,
-    by_owner: str = "",
-) -> None:
+async def _change(cluster: Cluster, name: str, patch: Object, by_owner: str = "") -> Object:
     """Change a job.  `by_owner`: what to do with the job that made it instead; empty: it follows
     no other in this."""
-
-    async def act(cluster: Cluster) -> None:
-        job = await cluster.job(name)
-        now = state(job)
-        if by_owner:
-            check_owner(job, by_owner)
-        if now in ENDED:
-            raise SpecError(f"job {name} has ended ({now}); delete it and run it again")
-        await cluster.patch(JOBS, name, patch)
-        if wait:
-            await _until_suspended(cluster, name)
-
-    options.run(act, Use.CHANGE)
-    _print_done(name, done, options)
+    job = await cluster.job(name)
+    now = state(job)
+    if by_owner:
+        check_owner(job, by_owner)
+    if now in ENDED:
+        raise SpecError(f"job {name} has ended ({now}); delete it and run it again")
+    return await cluster.patch(JOBS, name, patch)
 
 
 async def _until_suspended(cluster: Cluster, name: str) -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from unbroken.cli.connection import INCIDENTS, JOBS, Cluster, Object, ObjectKind
 from unbroken.cli.place import ClusterPlace
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import monotonic
-from unbroken.kube.errors import Forbidden
+from unbroken.kube.errors import ApiRefusal, Forbidden
+
+from .actions import person_here
 
 NAMESPACES = ObjectKind("api/v1", "namespaces", "namespace", is_namespaced=False)
 NEEDED = (JOBS, INCIDENTS)
@@ -26,7 +30,11 @@ NAMESPACES_MAX = 100
 NAMED_MAX = 10
 """Namespaces that a sentence names."""
 SCOPE_SECONDS = 60.0
-"""Seconds after which the namespaces are looked up again."""
+"""Seconds after which the namespaces and rights are looked up again."""
+RIGHTS_MAX = 1000
+"""Rights that are remembered."""
+AUTHORIZATION = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+AUTHENTICATION = "apis/authentication.k8s.io/v1/selfsubjectreviews"
 OPTION = "unbroken ui --namespace NAME"
 KINDS = " and ".join(kind.plural for kind in NEEDED)
 
@@ -41,6 +49,70 @@ class NamespaceScope:
     """Sentences about the other namespaces."""
 
 
+class _ReviewStatus(msgspec.Struct):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct):
+    """The answer to a SelfSubjectAccessReview."""
+
+    status: _ReviewStatus
+
+
+class _UserInfo(msgspec.Struct):
+    username: str
+
+
+class _SelfStatus(msgspec.Struct):
+    userInfo: _UserInfo
+
+
+class _SelfReview(msgspec.Struct):
+    """The answer to a SelfSubjectReview, of Kubernetes 1.28 and later."""
+
+    status: _SelfStatus
+
+
+Right = tuple[str, str, str]
+"""Verb, resource with its group, namespace (empty: cluster-wide)."""
+
+
+@dataclass(slots=True)
+class Rights:
+    """What the account may do, as Kubernetes said last."""
+
+    known: dict[Right, tuple[bool, float]] = field(default_factory=dict)
+    """Each with the time of the monotonic clock until which it counts."""
+
+    async def may(self, client: KubeClient, right: Right) -> bool:
+        """True if the account has a right; False also if it may not even ask."""
+        now = monotonic()
+        found, until = self.known.pop(right, (False, now))
+        if until <= now:
+            found, until = await _may(client, right), now + SCOPE_SECONDS
+        self.known[right] = found, until
+        if len(self.known) > RIGHTS_MAX:
+            del self.known[next(iter(self.known))]
+        return found
+
+
+async def _may(client: KubeClient, right: Right) -> bool:
+    verb, resource, namespace = right
+    name, _, group = resource.partition(".")
+    plural, _, subresource = name.partition("/")
+    attributes = {"verb": verb, "group": group, "resource": plural, "namespace": namespace}
+    attributes |= {"subresource": subresource} if subresource else {}
+    body = {
+        **{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"},
+        "spec": {"resourceAttributes": attributes},
+    }
+    try:
+        answer = await client.raw("POST", AUTHORIZATION, body=body)
+    except ApiRefusal:
+        return False
+    return msgspec.json.decode(answer, type=_AccessReview).status.allowed
+
+
 class Account:
     """The account of a kubeconfig."""
 
@@ -52,6 +124,19 @@ class Account:
         self._scope = NamespaceScope()
         self._until = float("-inf")
         self._lock = asyncio.Lock()
+        self._rights = Rights()
+
+    async def person(self) -> str:
+        """The name of the account, for the events about its actions.
+
+        Kubernetes before 1.28 does not tell it: then it is the user who runs this program.
+        """
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        try:
+            answer = await self._client.raw("POST", AUTHENTICATION, body=body)
+            return msgspec.json.decode(answer, type=_SelfReview).status.userInfo.username
+        except (ApiRefusal, msgspec.MsgspecError):
+            return person_here()
 
     async def cluster(self, namespace: str) -> Cluster:
         """The cluster as the account may read it; SpecError if no namespace can be shown."""
@@ -59,7 +144,7 @@ class Account:
             if monotonic() >= self._until:
                 self._scope = await self._find_scope()
                 self._until = monotonic() + SCOPE_SECONDS
-        return PermittedCluster(self._place, self._client, namespace, self._scope)
+        return PermittedCluster(self._place, self._client, namespace, self._scope, self._rights)
 
     async def _find_scope(self) -> NamespaceScope:
         names, notes = self._chosen, tuple[str, ...]()
@@ -114,14 +199,26 @@ class PermittedCluster(Cluster):
     """Objects that the account may read; what Kubernetes refuses is noted and left out."""
 
     def __init__(
-        self, place: ClusterPlace, client: KubeClient, namespace: str, scope: NamespaceScope
+        self,
+        place: ClusterPlace,
+        client: KubeClient,
+        namespace: str,
+        scope: NamespaceScope,
+        rights: Rights,
     ) -> None:
         super().__init__(place, client, namespace)
         self._scope = scope
+        self._rights = rights
         self._refused: dict[str, set[str]] = {}
         """Plurals of refused kinds, by namespace; empty: cluster-wide."""
         self._reads_all = False
         """True once all namespaces that are shown were read."""
+
+    async def may(self, verb: str, collection: ObjectKind, subresource: str = "") -> bool:
+        """True if Kubernetes lets the account do this to all objects of the namespace."""
+        name = f"{collection.plural}/{subresource}" if subresource else collection.plural
+        namespace = self.namespace if collection.is_namespaced else ""
+        return await self._rights.may(self.client, (verb, f"{name}.{collection.group}", namespace))
 
     async def find(self, collection: ObjectKind, name: str) -> Object | None:
         """One object, as `Cluster.find`.  Raises Forbidden, with a sentence for the person."""

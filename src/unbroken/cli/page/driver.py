@@ -20,10 +20,12 @@ from unbroken.listener import Connections, Limits, bound
 from unbroken.local.state import Paths
 from unbroken.log_lines import Log
 
-from . import values
+from . import actions, values
 from .access import KEY_BYTES, Access, read_page_file, write_page_file
 from .account import Account
-from .server import COST_FACTOR, Clock, PageServer, Source
+from .entrance import Entrance, LinkEntrance, Source
+from .orders import Order
+from .server import COST_FACTOR, Clock, PageServer
 
 log = Log(__name__)
 
@@ -34,14 +36,21 @@ CLOSING_SECONDS = 0.5
 
 
 class Pages:
-    """Reads the contents of pages from a cluster."""
+    """Reads the contents of pages from a cluster, and carries out orders."""
 
-    def __init__(self, cluster: Callable[[str], Awaitable[Cluster]]) -> None:
-        """`cluster`: connects to the cluster, with the namespace to use."""
+    def __init__(self, cluster: Callable[[str], Awaitable[Cluster]], person: str) -> None:
+        """`cluster`: connects to the cluster, with the namespace to use and with the rights of the
+        person.  `person`: the name for the events about orders."""
         self._cluster = cluster
+        self._person = person
         self._pasts: values.Pasts = {}
         self._looked_at = float("-inf")
         """Time of the monotonic clock at which a page was read last."""
+
+    @property
+    def source(self) -> Source:
+        """What the server gives to the person."""
+        return Source(self.read, self.text, self.act)
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
         """The contents of a page; SpecError if there is none at this path."""
@@ -59,11 +68,17 @@ class Pages:
                 if number is not None:
                     inside = await self._cluster(namespace)
                     return await values.incident_page(inside, name, number, wall())
+            case ("actions", "jobs", namespace) if namespace:
+                return await actions.job_actions(await self._cluster(namespace))
         raise SpecError("there is no such page")
 
     async def text(self, namespace: str, name: str, number: int) -> str:
         """The story of an incident."""
         return await values.incident_text(await self._cluster(namespace), name, number, wall())
+
+    async def act(self, order: Order) -> str:
+        """Carry out an order."""
+        return await actions.carry_out(order, self._cluster, self._person)
 
     async def sample(self) -> None:
         """Sample the running jobs for ever, in at most 5 % of the time."""
@@ -100,9 +115,12 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
     async def cluster(namespace: str) -> Cluster:
         return Cluster(place, client, namespace)
 
-    pages = Pages(cluster)
+    pages = Pages(cluster, actions.person_here())
     access = Access(write_page_file(paths.ui, _port(sockets)).key)
-    async with _serving(pages, access, sockets) as address, asyncio.TaskGroup() as tasks:
+    async with (
+        _serving(_entrance(pages, access, sockets), sockets) as address,
+        asyncio.TaskGroup() as tasks,
+    ):
         sampling = tasks.create_task(pages.sample())
         yield address
         sampling.cancel()
@@ -121,16 +139,19 @@ async def serving_account(
     await account.cluster("")
     access = Access(secrets.token_hex(KEY_BYTES))
     sockets = await _bound(port, 0, "--port")
-    async with _serving(Pages(account.cluster), access, sockets) as address:
+    pages = Pages(account.cluster, await account.person())
+    async with _serving(_entrance(pages, access, sockets), sockets) as address:
         yield f"{address}?link={access.link_token(wall())}"
 
 
+def _entrance(pages: Pages, access: Access, sockets: Any) -> LinkEntrance:
+    return LinkEntrance(pages.source, access, wall, f"unbroken-{_port(sockets)}")
+
+
 @asynccontextmanager
-async def _serving(pages: Pages, access: Access, sockets: Any) -> AsyncIterator[str]:
+async def _serving(entrance: Entrance, sockets: Any) -> AsyncIterator[str]:
     """Answer browsers during the block; yield the address."""
-    clock = Clock(wall, monotonic, pause)
-    actual = _port(sockets)
-    server = PageServer(Source(pages.read, pages.text), access, clock, f"unbroken-{actual}")
+    server = PageServer(entrance, Clock(wall, monotonic, pause))
     # A stream whose browser has left ends at once: nothing else ends it before its next change.
     runner = web.AppRunner(
         server.application(), shutdown_timeout=CLOSING_SECONDS, handler_cancellation=True
@@ -141,7 +162,7 @@ async def _serving(pages: Pages, access: Access, sockets: Any) -> AsyncIterator[
     try:
         for socket in sockets:
             connections.listen(socket)
-        yield f"http://{HOST}:{actual}/"
+        yield f"http://{HOST}:{_port(sockets)}/"
     finally:
         connections.close()
         await runner.cleanup()

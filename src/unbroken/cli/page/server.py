@@ -1,7 +1,7 @@
 """HTTP server of the live page: its files, snapshots of its contents, and one stream of them.
 
-A browser needs a cookie, which it gets for a one-time link (`access`). The server only reads, and
-answers nothing but GET.  It listens on the loopback address.
+`entrance` decides whose requests are served. Everything is read with GET. The only other request is
+an order, by POST (`orders`): it comes from a page of this origin, as JSON of bounded size.
 
 A stream sends the contents of one page whenever they have changed. They are whole, so a browser
 that was cut off needs nothing but the next ones. All viewers of a page share one computation.
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -24,13 +25,11 @@ from unbroken.kube.errors import Forbidden
 from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
-from .access import COOKIE_SECONDS, Access
+from .entrance import Entrance, Source
+from .orders import ORDER_BYTES_MAX, read_order
 
 log = Log(__name__)
 
-HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine in a Host header. The port may differ, because a tunnel changes it. Another
-name belongs to a site whose name was resolved to this machine (DNS rebinding)."""
 LEAST_SECONDS = 1.0
 """Seconds between computations of a page's contents."""
 COST_FACTOR = 20.0
@@ -71,27 +70,9 @@ TYPES = {
     ".css": "text/css",
     ".svg": "image/svg+xml",
 }
-LOCKED = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>unbroken: locked</title>
-<h1>This page needs a link</h1>
-<p>A link opens it once, for ten minutes after it was made. Then this browser can look for 30 days.
-To get a link, run <code>unbroken ui</code> as the user who serves the page.</p>
-</html>
-"""
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Read = Callable[[tuple[str, ...]], Awaitable[dict[str, Any]]]
-"""Computes the contents of a page from the parts of its path; SpecError: there is no such page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the contents come from."""
-
-    read: Read
-    text: Callable[[str, str, int], Awaitable[str]]
-    """The story of an incident, by namespace and name of its job and its number."""
+SOURCE = web.RequestKey("source", Source)
+"""What the sender of a request may read and do."""
 
 
 @dataclass(slots=True)
@@ -117,26 +98,22 @@ class _Contents:
 class PageServer:
     """Answers the requests of browsers."""
 
-    def __init__(self, source: Source, access: Access, clock: Clock, cookie_name: str) -> None:
-        """`cookie_name`: a name of this port alone, because browsers share cookies between ports of
-        a host."""
-        self._source = source
-        self._access = access
+    def __init__(self, entrance: Entrance, clock: Clock) -> None:
+        self._entrance = entrance
         self._clock = clock
-        self._cookie_name = cookie_name
-        self._since = clock.wall()
-        self._contents: dict[tuple[str, ...], _Contents] = {}
+        self._contents: dict[tuple[Source, tuple[str, ...]], _Contents] = {}
         self._streams = 0
         self._files = built_files()
 
     def application(self) -> web.Application:
         """Make the application of aiohttp."""
-        app = web.Application(middlewares=[self._guard], client_max_size=0)
+        app = web.Application(middlewares=[self._guard], client_max_size=ORDER_BYTES_MAX)
         app.router.add_get("/api/page/{path:.*}", self._snapshot)
         app.router.add_get("/api/stream/{path:.*}", self._stream)
         app.router.add_get(
             "/api/text/jobs/{namespace}/{name}/incidents/{number:[0-9]{1,9}}", self._text
         )
+        app.router.add_post("/api/orders", self._order)
         app.router.add_get("/assets/{name}", self._asset)
         app.router.add_get("/{path:.*}", self._index)
         return app
@@ -145,7 +122,7 @@ class PageServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse requests without access, and add the headers to every answer."""
         try:
-            answer = self._refusal(request) or await handler(request)
+            answer = await self._early_answer(request) or await handler(request)
         except web.HTTPException as error:
             answer = _problem(error.status, error.reason)
         except UnbrokenError as error:
@@ -155,51 +132,48 @@ class PageServer:
                 answer.headers.setdefault(name, value)
         return answer
 
-    def _refusal(self, request: web.Request) -> web.Response | None:
-        """The answer that refuses a request; None if the request may be served."""
+    async def _early_answer(self, request: web.Request) -> web.StreamResponse | None:
+        """The answer that refuses a request or gives access; None if the request may be served."""
         host = request.headers.get("Host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name.lower() not in HOSTS:
-            return _problem(421, f"this server is {HOSTS[0]} or localhost, not {host[:TEXT_MAX]}")
+        if not self._entrance.is_own_host(host):
+            return _problem(421, f"this server is not {host[:TEXT_MAX]}")
         if request.path.startswith("/assets/"):
             return None  # as public as the package they are in
         if request.headers.get("Sec-Fetch-Site", "none") in ("cross-site", "same-site") and (
             request.path.startswith("/api/")
         ):
             return _problem(403, "a page of another site may not read this one")
-        if self._has_cookie(request):
-            admitted(request)
-            return None
-        if _has_link(request):
-            return None
-        if request.path.startswith("/api/"):
-            return _problem(401, "this browser has no access: run `unbroken ui` for a link")
-        return self._locked()
-
-    def _has_cookie(self, request: web.Request) -> bool:
-        value = request.cookies.get(self._cookie_name, "")
-        return self._access.is_cookie(value, self._clock.wall())
-
-    def _locked(self) -> web.Response:
-        return web.Response(status=401, text=LOCKED, content_type="text/html")
+        entered = await self._entrance.enter(request)
+        if entered is not None:
+            return entered
+        source = await self._entrance.source(request)
+        if source is None:
+            if request.path.startswith("/api/"):
+                return _problem(401, self._entrance.unknown)
+            return web.Response(status=401, text=self._entrance.locked, content_type="text/html")
+        request[SOURCE] = source
+        admitted(request)
+        return None
 
     async def _index(self, request: web.Request) -> web.Response:
-        """Send the page, whose script reads the address; or exchange a link for a cookie."""
-        if not _has_link(request):
-            return web.Response(body=self._files["index.html"], content_type="text/html")
-        now = self._clock.wall()
-        answer = web.Response(status=303, headers={"Location": "/"})
-        if self._access.use_link(request.query["link"], now, self._since):
-            answer.set_cookie(
-                self._cookie_name,
-                self._access.cookie(now),
-                max_age=COOKIE_SECONDS,
-                httponly=True,
-                samesite="Lax",  # a link in a chat must find the cookie; nothing here changes
-            )
-        elif not self._has_cookie(request):
-            return self._locked()
-        return answer
+        """Send the page, whose script reads the address."""
+        return web.Response(body=self._files["index.html"], content_type="text/html")
+
+    async def _order(self, request: web.Request) -> web.Response:
+        """Carry out an order."""
+        if problem := _forged(request) or self._entrance.refusal_to_act(request):
+            return _problem(403, problem)
+        if request.content_type != "application/json":
+            return _problem(415, "an order must be JSON")
+        try:
+            order = read_order(await request.read())
+        except SpecError as error:
+            return _problem(400, str(error))
+        try:
+            result = await request[SOURCE].act(order)
+        except SpecError as error:
+            return _problem(409, str(error))
+        return web.json_response({"result": result})
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -210,13 +184,13 @@ class PageServer:
         return web.Response(body=body, content_type=TYPES[suffix], headers={"Cache-Control": KEEP})
 
     async def _snapshot(self, request: web.Request) -> web.Response:
-        found = await self._current(_path(request))
+        found = await self._current(request[SOURCE], _path(request))
         return web.Response(status=found.status, body=found.body, content_type="application/json")
 
     async def _text(self, request: web.Request) -> web.Response:
         place = request.match_info
         number = int(place["number"])
-        text = await self._source.text(place["namespace"], place["name"], number)
+        text = await request[SOURCE].text(place["namespace"], place["name"], number)
         answer = web.Response(text=text)
         # The names of a job that exists need no quoting.
         file = f"{place['namespace']}-{place['name']}-incident-{number}.txt"
@@ -237,7 +211,7 @@ class PageServer:
         await answer.prepare(request)
         sent, quiet = request.headers.get("Last-Event-ID", ""), 0.0
         while True:
-            found = await self._current(path)
+            found = await self._current(request[SOURCE], path)
             name = hashlib.sha256(found.body).hexdigest()[:16]
             if name != sent:
                 event = "contents" if found.status == 200 else "problem"
@@ -251,16 +225,17 @@ class PageServer:
             await self._clock.pause(wait)
             quiet += wait
 
-    async def _current(self, path: tuple[str, ...]) -> _Contents:
+    async def _current(self, source: Source, path: tuple[str, ...]) -> _Contents:
         """The contents of a page, computed now if they are not new enough."""
-        found = self._contents.pop(path, None) or _Contents()
-        self._contents[path] = found
+        key = (source, path)
+        found = self._contents.pop(key, None) or _Contents()
+        self._contents[key] = found
         if len(self._contents) > PAGES_MAX:
             del self._contents[next(iter(self._contents))]
         async with found.lock:
             began = self._clock.monotonic()
             if began >= found.until:
-                found.status, value = await self._read(path)
+                found.status, value = await _read(source, path)
                 # A line break would end the event; JSON has none outside of strings.
                 found.body = msgspec.json.encode(value)
                 ended = self._clock.monotonic()
@@ -268,14 +243,15 @@ class PageServer:
                 found.until = ended + (AWAY_SECONDS if found.status == AWAY else cost)
         return found
 
-    async def _read(self, path: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
-        try:
-            return 200, await self._source.read(path)
-        except UnbrokenError as error:
-            return _status(error), {"problem": str(error)[:TEXT_MAX]}
-        except Exception as error:  # noqa: BLE001 -- one object that cannot be shown ends no stream
-            log.error("page not computed", path="/".join(path), error=repr(error))
-            return 500, {"problem": "this page could not be computed; see the log of its server"}
+
+async def _read(source: Source, path: tuple[str, ...]) -> tuple[int, dict[str, Any]]:
+    try:
+        return 200, await source.read(path)
+    except UnbrokenError as error:
+        return _status(error), {"problem": str(error)[:TEXT_MAX]}
+    except Exception as error:  # noqa: BLE001 -- one object that cannot be shown ends no stream
+        log.error("page not computed", path="/".join(path), error=repr(error))
+        return 500, {"problem": "this page could not be computed; see the log of its server"}
 
 
 def _status(error: UnbrokenError) -> int:
@@ -285,8 +261,25 @@ def _status(error: UnbrokenError) -> int:
     return 403 if isinstance(error, Forbidden) else AWAY
 
 
-def _has_link(request: web.Request) -> bool:
-    return request.path == "/" and "link" in request.query
+def _forged(request: web.Request) -> str:
+    """Why a request may come from a page of another origin; empty: it does not.
+
+    Browsers send `Origin` with every POST, and new ones `Sec-Fetch-Site`.
+    """
+    origin = request.headers.get("Origin", "")
+    is_own = origin and _place(origin) == request.headers.get("Host", "").lower()
+    if is_own and request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin":
+        return ""
+    return "an order must come from a page of this server"
+
+
+def _place(origin: str) -> str:
+    """Host and port of an origin; empty: it is none."""
+    try:
+        found = urlsplit(origin)
+    except ValueError:
+        return ""
+    return found.netloc.lower() if found.scheme in ("http", "https") else ""
 
 
 def _path(request: web.Request) -> tuple[str, ...]:
