@@ -18,10 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import count, output_file
+from arguments import count, output_file, words
 from recovery_launch import (
+    DDP,
     FAULTS,
     NODE,
+    SHARDINGS,
     WORKER,
     FtLauncher,
     Launcher,
@@ -54,9 +56,11 @@ def machine() -> str:
 
 def table(cell: dict[str, Any]) -> str:
     """Return a table of seconds by mode and stage, with ratios to torchrun with a fresh store."""
-    names = ("recovered", "p50", "p95", "mean", "max", "faster", "beyond", "less", "lost")
-    head = f"{'mode':24}" + "".join(f"{name:>10}" for name in (*names, *STAGES))
-    lines = [f"{cell['shape']}, {cell['parameters']:,} parameters, fault: {cell['fault']}", head]
+    names = ("recovered", "p50", "p95", "mean", "max", "faster", "step", "beyond", "less", "lost")
+    head = f"{'mode':24}" + "".join(f"{name:>10}" for name in names)
+    head += "".join(f"{name:>11}" for name in STAGES)
+    job = f"{cell['shape']}, {cell['sharding']}, {cell['parameters']:,} parameters"
+    lines = [f"{job}, fault: {cell['fault']}", head]
     for entry in cell["results"]:
         cells = [f"{entry['mode']:24}{entry['recovered']:>7}/{entry['kills']:<2}"]
         if entry["p50_seconds"] is None:
@@ -65,13 +69,14 @@ def table(cell: dict[str, Any]) -> str:
         cells += [f"{entry[f'{name}_seconds']:10.3f}" for name in ("p50", "p95", "mean", "max")]
         faster = entry["times_faster"]
         cells.append(f"{faster:9.1f}x" if faster else f"{'-':>10}")
-        beyond, less = entry["beyond_step_p50_seconds"], entry["times_less_beyond_step"]
-        cells.append(f"{beyond:10.3f}" if beyond is not None else f"{'-':>10}")
+        for figure in (entry["step_p50_seconds"], entry["beyond_step_p50_seconds"]):
+            cells.append(f"{figure:10.3f}" if figure is not None else f"{'-':>10}")
+        less = entry["times_less_beyond_step"]
         cells.append(f"{less:9.1f}x" if less else f"{'-':>10}")
         lost = (entry["lost_steps_p50"], entry["lost_steps_max"])
         cells.append(f"{lost[0]:>6.1f}/{lost[1]:<3}")
         stages = entry["stages"]
-        cells += [f"{stages[s]:10.3f}" if s in stages else f"{'-':>10}" for s in STAGES]
+        cells += [f"{stages[s]:11.3f}" if s in stages else f"{'-':>11}" for s in STAGES]
         lines.append("".join(cells))
         lines += [f"    {times} x {note}" for note, times in entry.get("notes", {}).items()]
         lines += [
@@ -92,6 +97,7 @@ def figures(contestants: list[Contestant], setting: Setting, fault: str) -> dict
     skipped = {one.kind.mode: one.skipped[fault] for one in contestants if fault in one.skipped}
     return {
         "shape": f"{setting.agents}x{setting.ranks_per_agent}",
+        "sharding": setting.sharding,
         "parameters": setting.parameters,
         "fault": fault,
         "results": entries,
@@ -103,11 +109,14 @@ def measure(
     kinds: list[type[Launcher]], setting: Setting, faults: list[str], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Measure all modes with the same model on the same ranks; return a cell for each fault."""
-    name = f"{setting.agents}x{setting.ranks_per_agent}-{setting.parameters}-{faults[0]}"
+    shape = f"{setting.agents}x{setting.ranks_per_agent}-{setting.sharding}"
+    name = f"{shape}-{setting.parameters}-{faults[0]}"
     contestants = [Contestant(kind, options.base / name, setting) for kind in kinds]
     for one in contestants:
         one.skipped = {fault: why for fault in faults if (why := one.kind.refuses(fault))}
         try:
+            if setting.sharding not in one.kind.shardings:
+                raise Unavailable(f"its script does not know {setting.sharding}")
             one.kind.prepare()
         except Unavailable as error:
             one.skipped = dict.fromkeys(faults, str(error))
@@ -129,8 +138,7 @@ def measure(
 def numbers(text: str) -> list[int]:
     """Parse sizes such as 1M,100M."""
     units = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-    words = text.split(",")
-    return [int(word.rstrip("kMG")) * units.get(word[-1], 1) for word in words]
+    return [int(word.rstrip("kMG")) * units.get(word[-1], 1) for word in text.split(",")]
 
 
 def shapes(text: str) -> list[tuple[int, int]]:
@@ -148,21 +156,20 @@ def parse() -> argparse.Namespace:
     quick = f"{QUICK_KILLS} kills of {', '.join(QUICK)}; three minutes"
     parser.add_argument("--kills", type=count, help="of each mode and fault (default 20)")
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--modes", help=f"of {', '.join(names)} (default all)")
+    parser.add_argument("--modes", type=words(names), help=f"of {', '.join(names)} (default all)")
     parser.add_argument("--shapes", type=shapes, default=[(2, 2)], help="agents x ranks of each")
     parser.add_argument("--parameters", type=numbers, default=[1_000_000], help="such as 1M,100M")
-    parser.add_argument("--faults", default=WORKER, help=f"of {', '.join(FAULTS)}")
+    divided = f"of {', '.join(SHARDINGS)} (default {DDP})"
+    parser.add_argument("--sharding", type=words(SHARDINGS), default=[DDP], help=divided)
+    faults = f"of {', '.join(FAULTS)} (default {WORKER})"
+    parser.add_argument("--faults", type=words(FAULTS), default=[WORKER], help=faults)
     bound = "then it counts as not recovered (default 60)"
     parser.add_argument("--bound-seconds", type=float, default=60.0, help=bound)
     parser.add_argument("--json", type=output_file, help="write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the logs of the launchers")
     options = parser.parse_args()
     options.kills = options.kills or (QUICK_KILLS if options.quick else 20)
-    options.modes = (options.modes or ",".join(QUICK if options.quick else names)).split(",")
-    options.faults = options.faults.split(",")
-    unknown = {*options.modes, *options.faults} - {*names, *FAULTS}
-    if unknown:
-        parser.error(f"no such mode or fault: {', '.join(sorted(unknown))}")
+    options.modes = options.modes or (list(QUICK) if options.quick else names)
     return options
 
 
@@ -173,8 +180,9 @@ def settings(options: argparse.Namespace) -> list[tuple[Setting, list[str]]]:
         (True, [fault for fault in options.faults if fault == NODE]),
     ]
     return [
-        (Setting(agents, ranks, parameters, has_spare), faults)
+        (Setting(agents, ranks, parameters, has_spare, sharding), faults)
         for parameters in options.parameters
+        for sharding in options.sharding
         for agents, ranks in options.shapes
         for has_spare, faults in groups
         if faults
@@ -198,15 +206,15 @@ def main() -> None:
         shutil.rmtree(options.base, ignore_errors=True)
     took = f"{time.monotonic() - began:.0f} s, load at the end {os.getloadavg()[0]:.1f}"
     if options.json:
-        words = {kind.mode: kind.setting_words or "as it ships" for kind in kinds}
-        document = {"machine": where, "took": took, "settings": words, "cells": cells}
+        told = {kind.mode: kind.setting_words or "as it ships" for kind in kinds}
+        document = {"machine": where, "took": took, "settings": told, "cells": cells}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     print(f"{where}; {took}")
     for cell in cells:
         print(f"\n{table(cell)}")
     print(f"\nseconds; faster: p50 of {BASE} by that of the mode; beyond: the time beyond "
-          "one usual step of the job; less: its ratio, as faster; lost: steps, p50/max; stages are "
-          "medians")  # fmt: skip
+          "one usual step of the job (step); less: its ratio, as faster; lost: steps, p50/max; "
+          "stages are medians")  # fmt: skip
 
 
 if __name__ == "__main__":

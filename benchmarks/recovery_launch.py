@@ -37,6 +37,8 @@ NVRX_NEEDS = (
 UP = [sys.executable, "-m", "unbroken.cli.main"]
 WORKER, RANK_0, AGENT, NODE = FAULTS = ("worker", "rank0", "agent", "node")
 """Kinds of fault by the thing that is killed. With `node`, a spare waits."""
+DDP, FSDP2, HSDP = SHARDINGS = ("ddp", "fsdp2", "hsdp")
+"""Replicas; shards on all ranks; shards on the ranks of a node, and each node has the whole."""
 
 
 class Unavailable(Exception):
@@ -51,6 +53,7 @@ class Setting:
     ranks_per_agent: int = 2
     parameters: int = 1_000_000
     has_spare: bool = False
+    sharding: str = DDP
 
     @property
     def ranks(self) -> int:
@@ -70,6 +73,8 @@ class Setting:
             "checkpoint_steps": 10,
             "idle_seconds": 20.0 if self.is_large else 5.0,
             "ranks": self.ranks,
+            "sharding": self.sharding,
+            "nodes": self.agents,
             **uses,
         }
         return {
@@ -138,6 +143,8 @@ class Launcher:
     """Settings that differ from the defaults of the launcher, for people."""
     kills_again: ClassVar[bool] = False
     """A second kill follows at once on the recovery from the first, and counts by itself."""
+    shardings: ClassVar[tuple[str, ...]] = SHARDINGS
+    """Ways to divide the model that its training script knows."""
 
     def __init__(self, directory: Path, setting: Setting) -> None:
         self.directory = directory

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from recovery_launch import (
     AGENT,
+    DDP,
     NODE,
     RANK_0,
     RESTARTS_MAX,
@@ -117,6 +118,7 @@ class TorchFt(Torchrun):
 
     mode = "torchft"
     setting_words = "lighthouse --min_replicas 1 --join_timeout_ms 10000; groups of one rank"
+    shardings: ClassVar[tuple[str, ...]] = (DDP,)
     folder: ClassVar[Path] = Path(tempfile.gettempdir()) / "unbroken-bench-torchft-0.2.0"
     extra: ClassVar[dict[str, str]] = {"PYTHONPATH": str(folder)}
 

@@ -167,7 +167,8 @@ def outcome(
 
 PARTS = {
     "python": "process_to_python", "imported": "import_torch", "joined": "join", "built": "build",
-    "loaded": "load", "restored": "wrap", "learned": "first_step", "first_step": "first_save",
+    "sharded": "shard", "loaded": "load", "restored": "wrap", "learned": "first_step",
+    "first_step": "first_save",
 }  # fmt: skip
 """Names of the parts until the first step, by the mark that ends each."""
 

@@ -1,12 +1,14 @@
-"""Training script of every launcher in `recovery.py`: DDP on gloo, a checkpoint every few steps.
+"""Training script of every launcher in `recovery.py`: DDP or FSDP2 on gloo, a checkpoint every few
+steps.
 
 Each rank reports to the pipe `records` when its process, or its function, began and after every
 step. While the harness keeps `gate` closed, a job makes a step only now and then. One launcher is
 measured, and the jobs of the others neither compete with it nor look hung.
 
-UNBROKEN_BENCH is a JSON object of `parameters`, `batch`, `checkpoint_steps`, `idle_seconds`, and
-the features that our own modes switch on: `tells` steps, `restartable`, `snapshots`, `compares`
-(replicas, instead of the broadcast by which DDP begins).
+UNBROKEN_BENCH is a JSON object of `parameters`, `batch`, `checkpoint_steps`, `idle_seconds`,
+`sharding` (`ddp`, `fsdp2` or `hsdp`), `nodes`, and the features that our own modes switch on:
+`tells` steps, `restartable`, `snapshots`, `compares` (replicas, instead of the broadcast by which
+DDP begins).
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ WIDTH, BATCH = 128, 64
 """Width of the model and samples of a batch in `log_rules_step.py`."""
 DIRECTORY = Path(os.environ.get("UNBROKEN_BENCH_DIR", "."))
 PULSE_SECONDS = 0.5
-DEFAULTS = {"parameters": 1_000_000, "batch": 64, "checkpoint_steps": 10, "idle_seconds": 5.0}
+DEFAULTS = {
+    "parameters": 1_000_000,
+    "batch": 64,
+    "checkpoint_steps": 10,
+    "idle_seconds": 5.0,
+    "sharding": "ddp",
+    "nodes": 1,
+}
 
 
 class Reporter:
@@ -127,25 +136,29 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     report.begin()
     import torch
     from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
 
+    is_sharded, replicas = wanted["sharding"] != "ddp", None
+    if is_sharded:
+        import train_shards
     report("imported", time.time())
     torch.set_num_threads(1)
     world = {} if store is None else {"rank": report.rank, "world_size": _world()}
     distributed.init_process_group("gloo", store=store, **world)
     report("joined", time.time())
     model = build(wanted["parameters"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     report("built", time.time())
-    snapshot = _snapshot(model, optimizer) if wanted.get("snapshots") else None
+    if is_sharded:
+        replicas = train_shards.shard(model, wanted["sharding"], wanted["nodes"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    report("sharded", time.time())
+    snapshot = _snapshot(model, optimizer, replicas) if wanted.get("snapshots") else None
     found = snapshot.restore() if snapshot is not None else None
-    step = found.step if found is not None else load(model)
+    if found is not None:
+        step = found.step
+    else:
+        step = train_shards.load(model, DIRECTORY) if is_sharded else load(model)
     report("loaded", time.time())
-    parallel = DistributedDataParallel(
-        model,
-        gradient_as_bucket_view=True,
-        init_sync=not (wanted.get("compares") and _replicas_agree(model)),
-    )
+    parallel = model if is_sharded else _replicated(model, wanted)
     report("restored", time.time())
     while True:
         report.pace(wanted["idle_seconds"])
@@ -157,18 +170,36 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
         report.step(step, learned_at)
         if wanted.get("tells"):
             _tell(step)
-        if report.rank == 0 and step % wanted["checkpoint_steps"] == 0:
-            save(model, step)
+        if step % wanted["checkpoint_steps"] == 0:
+            _save(model, step, wanted["sharding"])
+
+
+def _save(model: nn.Module, step: int, sharding: str) -> None:
+    """Write a checkpoint: every rank its shards, or rank 0 the whole."""
+    if sharding != "ddp":
+        import train_shards
+
+        train_shards.save(model, step, DIRECTORY)
+    elif os.environ["RANK"] == "0":
+        save(model, step)
 
 
 def _world() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
-def _snapshot(model: Any, optimizer: Any) -> Any:
+def _replicated(model: nn.Module, wanted: dict[str, Any]) -> nn.Module:
+    """Return the model in DDP, which broadcasts it unless the replicas were compared."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    is_equal = wanted.get("compares") and _replicas_agree(model)
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=not is_equal)
+
+
+def _snapshot(model: Any, optimizer: Any, replicas: Any) -> Any:
     from unbroken import worker
 
-    return worker.Snapshot(model=model, optimizer=optimizer)
+    return worker.Snapshot(model=model, optimizer=optimizer, replicas=replicas)
 
 
 def _replicas_agree(model: Any) -> bool:

@@ -50,6 +50,32 @@ def test_one_kill_of_each_is_recovered_from_and_measured(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
+def test_a_kill_of_sharded_ranks_is_recovered_from_and_measured(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), "--kills=1", f"--json={figures}"]
+    modes = ("in-process+snapshots", "torchrun-fresh-store")
+    done = subprocess.run(
+        [*command, f"--modes={','.join(modes)}", "--sharding=fsdp2,hsdp"],
+        capture_output=True, text=True, timeout=360,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(figures.read_text())["cells"]
+    assert [cell["sharding"] for cell in cells] == ["fsdp2", "hsdp"]
+    for cell in cells:
+        found = {entry["mode"]: entry for entry in cell["results"]}
+        assert set(found) == {*modes}
+        for entry in found.values():
+            assert (entry["kills"], entry["recovered"]) == (1, 1), done.stderr
+            assert entry["beyond_step_p50_seconds"] < entry["p50_seconds"]
+            assert entry["details"]["shard"] > 0
+        quick = found["in-process+snapshots"]
+        assert quick["remedies"] == {"in-process": 1}
+        assert quick["lost_steps_max"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
 def test_an_interrupt_ends_all_that_was_started() -> None:
     command = [sys.executable, "-W", "ignore", str(PROGRAM), "--kills=1", f"--modes={MODES[1]}"]
     with subprocess.Popen(command, text=True, stderr=subprocess.PIPE) as program:
