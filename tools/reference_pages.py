@@ -47,6 +47,7 @@ from unbroken.spec.job import detectors, incident
 from unbroken.spec.nodes.fault_table import FaultEntry, symptom_text
 from unbroken.wire import agent
 from unbroken.wire.proof import HELLO_PATH
+from unbroken.wire.reports import PATH as REPORTS_PATH
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/unbroken"
@@ -608,7 +609,8 @@ def endpoints() -> Iterator[str]:
         *table(("method", "path", "proof", "meaning"), rows),
         "## Operator",
         "",
-        "Options: `--metrics-host`, `--metrics-port`, `--webhook-port`.",
+        "Options: `--metrics-host`, `--metrics-port`, `--webhook-port`, `--reports-host`,",
+        "`--reports-port`, `--reports-reader`.",
         "",
     )
     yield from table(
@@ -621,6 +623,12 @@ def endpoints() -> Iterator[str]:
                 "a path with a secret",
                 "`--webhook-port`",
                 "[Admission reviews](../guide/validation.md) of the Kubernetes API server, by TLS.",
+            ),
+            (
+                "GET",
+                code(f"{REPORTS_PATH}/{{namespace}}/{{job}}"),
+                "`--reports-port`",
+                "The newest reports of a job's agents, a line each, for `--reports-reader` alone.",
             ),
         ),
     )

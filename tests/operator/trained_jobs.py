@@ -62,9 +62,11 @@ class Job:
     name: str
     folder: Path
 
-    def apply(self, replicas: int = 2, spares: int = 0, nproc: int = 2) -> None:
+    def apply(
+        self, replicas: int = 2, spares: int = 0, nproc: int = 2, script: str = SCRIPT
+    ) -> None:
         """Create the job, one pod a node."""
-        (self.folder / "train.py").write_text(SCRIPT)
+        (self.folder / "train.py").write_text(script)
         rules = {
             "labelSelector": {"matchLabels": {"HPJob": self.name}},
             "topologyKey": "kubernetes.io/hostname",
@@ -140,14 +142,15 @@ class Job:
 class Operator:
     """`unbroken operator` in a process of its own."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *options: str, log: str = "operator.log") -> None:
         self._cluster = cluster
-        self._path = cluster.directory.parent / "operator.log"
+        self._options = options
+        self._path = cluster.directory.parent / log
         self._log = self._path.open("ab")
         self._start()
 
     def _start(self) -> None:
-        command = [*UNBROKEN, "operator", "--dir", str(self._cluster.directory)]
+        command = [*UNBROKEN, "operator", "--dir", str(self._cluster.directory), *self._options]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def kill(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -26,6 +26,7 @@ from .place import ClusterPlace
 
 if TYPE_CHECKING:
     from unbroken.kube.client import KubeClient
+    from unbroken.wire.agent import AgentReport
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -81,8 +82,22 @@ RECORDS, CHECKS = _own(NODE_RECORD), _own(NODE_CHECK)
 JOB_LABEL = HYPERPOD_JOB.pod_label
 
 
+class ReportSource(Protocol):
+    """Another way to the reports of a job's agents than to ask the agents."""
+
+    @property
+    def problem(self) -> str:
+        """A sentence that says why there were none the last time; empty: there were."""
+
+    async def of_job(self, namespace: str, job: str) -> Mapping[str, AgentReport]:
+        """Return the newest reports by the uid of their pod."""
+
+
 class Cluster:
     """A connection to a cluster, with the namespace to use."""
+
+    operator: ReportSource | None = None
+    """Gives the reports of agents; None: only the agents of a local cluster are asked."""
 
     def __init__(self, place: ClusterPlace, client: KubeClient, namespace: str) -> None:
         self.place = place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from unbroken.kube.clock import steady_clock, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informers
 from unbroken.kube.observed import observing
+from unbroken.log_lines import Log
 from unbroken.observe.resumed_metrics import ResumedMetrics
 from unbroken.observe.traces import Send, sending
 from unbroken.operator.jobs.operator import JobRunners, OperatorInformers
@@ -35,10 +37,13 @@ from .kinds import NodeRecordObject
 from .nodes import repair as node_repair
 from .notifications import Notifier, NotifyOptions
 from .parts import PARTS, PartName
+from .reports import ReportsOptions, ReportSource, serving_reports
 from .resume.jobs import ResumeOptions
 from .resume.ray_dashboard import Tokens, no_token
 from .telemetry import IncidentTraces, MetricsPlace, OperatorMetrics, watch_jobs, watch_nodes
 from .trainjobs import run_train_jobs
+
+log = Log(__name__)
 
 COMPONENT = "hyperpod-pytorch-job-controller"
 """Reporter of the events of jobs (as upstream's)."""
@@ -69,6 +74,8 @@ class OperatorOptions:
     """Parts that another program does."""
     notify: NotifyOptions | None = None
     """Webhook of notifications; None: there is none."""
+    reports: ReportsOptions | None = None
+    """Server of the reports of agents for the live page; None: there is none."""
     ray_tokens: Tokens = field(default=no_token, repr=False)
     """Tokens that Ray's dashboards ask for."""
     key: bytes = field(kw_only=True, repr=False)
@@ -103,25 +110,39 @@ async def run_operator(
         return
     has_definitions = options.has(PartName.DEFINITIONS)
     await (definitions.install if has_definitions else definitions.served)(client)
-    election = Election(client, options.terms, identity())
+    election, source = Election(client, options.terms, identity()), ReportSource()
 
     async def lead(mandate: Mandate) -> None:
         with metrics.leading() as registry:
-            telemetry = _Telemetry(metrics, registry, send)
+            telemetry = _Telemetry(metrics, registry, send, source)
             await _lead(client, informers, options, telemetry, mandate)
 
-    async with metrics.serving(options.metrics), sending(os.environ) as send:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(metrics.serving(options.metrics))
+        send = await stack.enter_async_context(sending(os.environ))
+        if options.reports is not None:
+            server = serving_reports(client, source, options.reports)
+            log.info("reports are served", address=await stack.enter_async_context(server))
         await election.lead(lead)
 
 
 @dataclass(frozen=True, slots=True)
 class _Telemetry:
-    """Sinks for metrics and traces during one term of leadership."""
+    """Outlets for metrics, traces and reports of agents during one term of leadership."""
 
     metrics: OperatorMetrics
     registry: CollectorRegistry
     send: Send | None
     """Sends traces; None: traces are off."""
+    reports: ReportSource
+    """Gives the reports of agents to the live page."""
+
+    @contextmanager
+    def leading(self, operator: JobRunners, mandate: Mandate) -> Iterator[None]:
+        """Show the jobs of this operator for the time of the block."""
+        self.metrics.count(operator)
+        with self.reports.leading(operator, mandate):
+            yield
 
 
 async def _lead(
@@ -182,8 +203,8 @@ async def _lead(
                 around = replace(around, incident_ended=repair.incident_ended)
             has_queues = options.has(PartName.QUEUES)
             operator = JobRunners(around, watches, namespace=namespace, has_queues=has_queues)
-            telemetry.metrics.count(operator)
-            await operator.run()
+            with telemetry.leading(operator, mandate):
+                await operator.run()
 
 
 def _resuming(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache, partial
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -148,6 +149,19 @@ def _without_metrics(report: AgentReport) -> AgentReport:
 _SHORTER = (
     _without_progress, _with_few_lines, _without_matches, _without_lines, _without_metrics,
 )  # fmt: skip
+
+
+def encode_brief(report: AgentReport) -> bytes:
+    """Return a frame with what a reader of all agents of a job shows: state, workers and watch.
+
+    Much faster than `encode_report`, for thousands of reports at once. `decode_answer` reads it.
+    """
+    brief = replace(
+        report, faults=(), log_rules=(), receipts=(), kept=(), copies=(), progress={}, warm=None
+    )
+    if all(isfinite(one) for rank in brief.watch for one in rank.metrics.values()):
+        return _HEAD + msgspec.json.encode(brief)[1:]
+    return _report_frame(brief).encode()  # JSON lacks NaN and infinities
 
 
 def decode_report(frame: str | bytes) -> AgentReport:

@@ -1,7 +1,8 @@
 """Reports and evidence of a job's agents, and the table of its ranks.
 
-Only agents of the local cluster can be reached from the command. HyperPod's own agent reports its
-state and node rank. Its workers are then found among the processes of the pod.
+Only agents of the local cluster can be reached from the command. In another cluster the operator
+has the reports, and gives them to the page that runs there (`Cluster.operator`). HyperPod's own
+agent reports its state and node rank. Its workers are then found among the processes of the pod.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import asyncio
 import base64
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_high
 from typing import Any, Generic, TypeVar
 
-from unbroken.cli.connection import SECRETS, Cluster, Object
+from unbroken.cli.connection import JOB_LABEL, SECRETS, Cluster, Object, ReportSource
 from unbroken.core.page.heat_map import LATE_SHARE, steps_apart
 from unbroken.core.patience import START
 from unbroken.errors import PeerError
@@ -190,7 +191,9 @@ async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
 
 
 async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
-    """The reports of the agents that answer, by name of the pod."""
+    """The reports of the agents of these pods of one job, by name of the pod."""
+    if cluster.operator is not None:
+        return await _reports_of_operator(cluster.operator, pods)
     stock = AgentQuestion("/status", _decode_status, ANSWER_SECONDS)
     question = AgentQuestion("/v1/report", decode_report, ANSWER_SECONDS, stock)
     answers = await _ask(cluster, pods, question)
@@ -199,6 +202,26 @@ async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentRe
         if report.pid is None:
             answers[name] = with_workers(report, by_name[name])
     return answers
+
+
+async def _reports_of_operator(
+    operator: ReportSource, pods: Sequence[Object]
+) -> dict[str, AgentReport]:
+    """The reports that the operator has of these pods: of no others, whatever it sends."""
+    metadata = [pod["metadata"] for pod in pods]
+    jobs = {(one["namespace"], (one.get("labels") or {}).get(JOB_LABEL)) for one in metadata}
+    found = dict[str, AgentReport]()
+    for namespace, job in jobs:
+        if job:
+            found |= await operator.of_job(namespace, job)
+    return {str(one["name"]): found[one["uid"]] for one in metadata if one["uid"] in found}
+
+
+async def reports_of_job(cluster: Cluster, name: str) -> Collection[AgentReport]:
+    """The reports of all agents of a job."""
+    if cluster.operator is not None:
+        return (await cluster.operator.of_job(cluster.namespace, name)).values()
+    return (await reports(cluster, await cluster.pods(name))).values()
 
 
 def _decode_status(text: bytes) -> AgentReport:

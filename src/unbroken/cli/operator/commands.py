@@ -33,6 +33,7 @@ from .options import (
     MetricsFlags,
     OperatorNotifyFlags,
     RepairFlags,
+    ReportsFlags,
     WebhookFlags,
 )
 
@@ -162,6 +163,7 @@ def command(
     without: Without = None,
     webhook: WebhookFlags,
     notify: OperatorNotifyFlags,
+    reports: ReportsFlags,
     key: KeyFlags,
 ) -> None:
     """Run the operator in the foreground. If several operators run, only the leader acts.
@@ -187,6 +189,7 @@ def command(
         repair=repair.options(),
         metrics=metrics.place(),
         notify=notify.options(),
+        reports=reports.options(),
         without=frozenset(without or ()),
         resume_retries=losses.resume_retries,
         dead_seconds=losses.dead_seconds,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from unbroken.operator.nodes.checks_pods import CheckerOptions
     from unbroken.operator.nodes.repair import RepairOptions
     from unbroken.operator.notifications import NotifyOptions
+    from unbroken.operator.reports import ReportsOptions
     from unbroken.operator.telemetry import MetricsPlace
     from unbroken.operator.webhook.registration import WebhookOptions
 
@@ -375,3 +376,39 @@ def _certificates(file: Path) -> str:
     except (OSError, ValueError, ssl.SSLError) as error:
         raise SpecError(f"--webhook-client-ca {file}: no certificates (PEM): {error}") from error
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class ReportsFlags:
+    """The reports of agents for the live page of the cluster."""
+
+    reports_port: int | None = option(
+        "--reports-port",
+        min=0,
+        max=65535,
+        help="Serve the newest reports of all agents at this port (0: any free port), for a live "
+        "page in the cluster.",
+    )
+    reports_host: str = option(
+        "--reports-host", default="127.0.0.1", help="Address where the reports are served."
+    )
+    reports_reader: str | None = option(
+        "--reports-reader",
+        metavar="NAMESPACE/NAME",
+        help="ServiceAccount of the page, the only one that may read the reports. Required by "
+        "--reports-port.",
+        show_default=False,
+    )
+
+    def options(self) -> ReportsOptions | None:
+        """The options of the server of reports; None if there is none.  Raises BadParameter."""
+        from unbroken.operator.reports import ReportsOptions
+
+        if self.reports_port is None:
+            if self.reports_reader is not None:
+                raise typer.BadParameter("--reports-reader needs --reports-port")
+            return None
+        namespace, slash, name = (self.reports_reader or "").partition("/")
+        if not (namespace and slash and name) or "/" in name:
+            raise typer.BadParameter("--reports-port needs --reports-reader NAMESPACE/NAME")
+        return ReportsOptions(self.reports_port, (namespace, name), self.reports_host)

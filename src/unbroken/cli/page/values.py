@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
-from unbroken.cli.job.agents import bound_lines, differing, reports, watch_value
+from unbroken.cli.job.agents import bound_lines, differing, reports, reports_of_job, watch_value
 from unbroken.cli.job.dead_nodes import fence_waits
 from unbroken.cli.job.describe import EVENTS_SHOWN
 from unbroken.cli.job.detectors import detector_values
@@ -80,9 +80,9 @@ class JobPast:
     ranks: int | None = None
     """World size by the reports of its agents; None: not known."""
 
-    def add(self, now: float, job: Object, agents: Mapping[str, AgentReport]) -> None:
+    def add(self, now: float, job: Object, agents: Collection[AgentReport]) -> None:
         """Take the reports of all agents of the job."""
-        self.ranks = world_size(job, (one.nproc for one in agents.values()))
+        self.ranks = world_size(job, (one.nproc for one in agents))
         if watches := _watches(agents):
             self.history.add(now, watches)
 
@@ -91,8 +91,8 @@ Pasts = dict[str, JobPast]
 """By uid of the job."""
 
 
-def _watches(agents: Mapping[str, AgentReport]) -> list[RankWatch]:
-    return [watch for report in agents.values() for watch in report.watch]
+def _watches(agents: Iterable[AgentReport]) -> list[RankWatch]:
+    return [watch for report in agents for watch in report.watch]
 
 
 async def sample(cluster: Cluster, pasts: Pasts, now: float, jobs: Iterable[Object]) -> None:
@@ -100,8 +100,9 @@ async def sample(cluster: Cluster, pasts: Pasts, now: float, jobs: Iterable[Obje
     running = [job for job in jobs if state(job) == "Running"]
     for job in running[:JOBS_MAX]:
         inside = Cluster(cluster.place, cluster.client, job["metadata"]["namespace"])
-        pods = await inside.pods(job["metadata"]["name"])
-        past(pasts, job).add(now, job, await reports(inside, pods))
+        inside.operator = cluster.operator
+        agents = await reports_of_job(inside, job["metadata"]["name"])
+        past(pasts, job).add(now, job, agents)
 
 
 def is_sample_due(now: float, sampled_at: float, looked_at: float) -> bool:
@@ -140,7 +141,9 @@ async def jobs_page(
 
 
 def unreached(cluster: Cluster) -> str:
-    """Why no agent is asked; empty: agents are asked."""
+    """Why there are no reports of agents; empty: there are."""
+    if cluster.operator is not None:
+        return cluster.operator.problem
     return UNREACHED if cluster.place.paths is None else ""
 
 
@@ -171,8 +174,8 @@ async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dic
     incidents = await cluster.incidents(job)
     seen = past(pasts, job)
     if state(job) == "Running":
-        seen.add(now, job, agents)
-    watches = _watches(agents)
+        seen.add(now, job, agents.values())
+    watches = _watches(agents.values())
     ranks = [
         {**watch_value(one), "pod": pod} for pod, report in agents.items() for one in report.watch
     ]

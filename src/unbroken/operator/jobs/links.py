@@ -343,6 +343,11 @@ class AgentLinks:
         """Return the number of agents that are connected, and of those that should be."""
         return sum(held.is_up for held in self._held.values()), len(self._held)
 
+    def reports(self) -> dict[PodUid, AgentReport]:
+        """Return the newest report of each agent that is connected."""
+        held = self._held.items()
+        return {uid: one.report for uid, one in held if one.is_up and one.report is not None}
+
     def send(self, uid: PodUid, message: ToAgent) -> bool:
         """Send an agent a message; return False if there is no link: the job repeats it later."""
         if isinstance(message, CollectCommand):

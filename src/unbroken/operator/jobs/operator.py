@@ -42,6 +42,7 @@ from unbroken.spec.job.types import JobStatus
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, LEDGER, ConditionType
 from unbroken.spec.problems import Problem
+from unbroken.wire.agent import AgentReport
 
 from .pods import JobIdentity, job_identity
 from .runner import JobResources, JobRunner
@@ -139,6 +140,11 @@ class JobRunners:
     def health(self) -> Iterator[JobHealth]:
         """Return the operator's service of each job."""
         return (runner.health() for runner in self._runners.values())
+
+    def reports(self, job: Key) -> dict[PodUid, AgentReport] | None:
+        """Return the newest report of each connected agent of a job; None: there is no such job."""
+        runner = self._runners.get(job)
+        return None if runner is None else runner.reports()
 
     # --- events of the API
 

@@ -70,6 +70,7 @@ from unbroken.runtime.drive import Inbox
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.types import Condition, JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
+from unbroken.wire.agent import AgentReport
 
 from .links import AgentLinks, AgentMemory, StockAgents, StockHolders
 from .pods import AgentToInject, JobIdentity, build_pod
@@ -225,6 +226,10 @@ class JobRunner:
         heard, wanted = (0, 0) if self._links is None else self._links.counts()
         name = JobName(self.job.namespace, self.job.name)
         return JobHealth(name, heard, wanted, self._inbox.qsize())
+
+    def reports(self) -> dict[PodUid, AgentReport]:
+        """Return the newest report of each agent that is connected."""
+        return {} if self._links is None else self._links.reports()
 
     @property
     def is_done(self) -> bool:
