@@ -1067,3 +1067,23 @@ export interface NodesPage {
     verified: string;
   }[];
 }
+
+export interface ActionsPage {
+  /**
+   * actions that the account of the page may take
+   */
+  actions: {
+    /**
+     * name of the action, as an order has it
+     */
+    action: string;
+    /**
+     * command that does the same, without its last argument
+     */
+    command: string;
+    /**
+     * what will happen, in the words of the command's help
+     */
+    words: string;
+  }[];
+}

@@ -15,3 +15,10 @@ globalThis.Path2D = class {
 } as unknown as typeof Path2D;
 const pen = new Proxy({}, { get: () => () => ({ width: 0 }), set: () => true });
 HTMLCanvasElement.prototype.getContext = (() => pen) as unknown as typeof HTMLCanvasElement.prototype.getContext;
+HTMLDialogElement.prototype.showModal = function () {
+  this.setAttribute("open", "");
+};
+HTMLDialogElement.prototype.close = function () {
+  this.removeAttribute("open");
+  this.dispatchEvent(new Event("close"));
+};

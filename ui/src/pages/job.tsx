@@ -1,3 +1,4 @@
+import { type Action, type Question, useActions, useQuestion } from "../actions";
 import { Chart, type Mark } from "../chart";
 import type { JobPage } from "../contents";
 import { count, counted, moment, NONE, percent, short, span } from "../format";
@@ -35,6 +36,8 @@ const DETECTORS: Column<Detector>[] = [
 /** A job: how it trains, its ranks, its incidents, where its time went. */
 export function Job({ page }: { page: JobPage }) {
   const { history } = page;
+  const actions = useActions(`jobs/${encodeURIComponent(page.namespace)}`);
+  const [dialog, ask] = useQuestion();
   const marks = page.incidents.map(markOf);
   const charts: [string, (number | null)[]][] = [
     ...history.metricNames.map((name, index): [string, (number | null)[]] => [
@@ -53,6 +56,8 @@ export function Job({ page }: { page: JobPage }) {
         {page.name} <State name={page.state} />
       </h1>
       {page.message && <p class="summary">{page.message}</p>}
+      <Actions page={page} actions={actions} ask={ask} />
+      {dialog}
       <Missing lines={page.missing} />
       {page.waiting.length > 0 && (
         <div class="notice">
@@ -145,6 +150,39 @@ export function Job({ page }: { page: JobPage }) {
       </div>
     </>
   );
+}
+
+const ENDED = ["Completed", "Failed"];
+const LABELS: [string, string][] = [
+  ["restart", "Restart"],
+  ["suspend", "Suspend"],
+  ["resume", "Resume"],
+];
+
+/** Buttons for what can be done with the job now. */
+function Actions(props: { page: JobPage; actions: Action[]; ask: (question: Question) => void }) {
+  const { page, actions, ask } = props;
+  const { namespace, name, state } = page;
+  const isOffered = (verb: string) => !ENDED.includes(state) && (verb === "resume") === (state === "Suspended");
+  const shown = LABELS.flatMap(([verb, label]) => {
+    const action = isOffered(verb) && actions.find((one) => one.action === verb);
+    return action ? [{ action, label, order: { namespace, name }, words: wordsOf(namespace, name) }] : [];
+  });
+  if (shown.length === 0) return null;
+  return (
+    <p class="buttons">
+      {shown.map((choice) => (
+        <button type="button" onClick={() => ask({ subject: `job ${name}`, choices: [choice] })} key={choice.label}>
+          {choice.label}
+        </button>
+      ))}
+    </p>
+  );
+}
+
+/** A job as a command names it. */
+function wordsOf(namespace: string, name: string): string {
+  return namespace === "default" ? name : `${name} -n ${namespace}`;
 }
 
 /** `3 act, 4 warn, 1 shadow`. */
