@@ -234,6 +234,30 @@ page jobs:jobs[].step | integer? | newest step of any rank; null: not known
 page job:step | integer? | newest step of any rank; null: not known
 stepsPerSecond | number? | steps per second of the last 10 s; null: not known
 page jobs:jobs[].goodput | object | partition of the job's time
+snapshots | object[] | snapshots in memory, by name; empty: none, or no agent answers
+snapshots[].name | text | name of the snapshots
+snapshots[].rankCount | integer | ranks that have saved in this attempt
+snapshots[].stateBytes | integer | bytes of the state of a rank, the largest one
+snapshots[].step | integer | newest step that is in the memory of all ranks
+snapshots[].saveSeconds | number? | seconds that training waits for a save (median); null: not known
+snapshots[].bytesPerSecond | number? | rate of copies of the slowest pod; null: none was sent
+snapshots[].memoryBytes | integer | memory that snapshots take in a pod, at most
+snapshots[].replicas | text[] | groups of ranks that hold the same state, at most 8
+snapshots[].copies | object[] | where the copies of each pod's ranks are
+snapshots[].copies[].pod | text | name of the pod
+snapshots[].copies[].node | text | name of its node
+snapshots[].copies[].buddy | text | pod that keeps the copies; empty: none
+snapshots[].copies[].buddyStep | integer? | newest step that it has of all ranks; null: none
+snapshots[].copies[].stepsBehind | integer? | steps from there to the newest snapshot; null: none
+snapshots[].losses | object[] | what each kind of loss would cost now
+snapshots[].losses[].loss | text | `worker`, `rank 0`, `node` or `node and its buddy`
+snapshots[].losses[].source | text | `memory`, `replica`, `buddy`, `checkpoint` or `nothing`
+snapshots[].losses[].resumeStep | integer? | step before the next one; null: training begins anew
+snapshots[].lines | text[] | size, cost and copies in words
+snapshots[].losses[].lost | text | what is lost
+snapshots[].losses[].stepsText | text | steps to make again; none: no step
+snapshots[].losses[].sourceText | text | where the state would come from
+snapshots[].losses[].stepsRepeated | integer | steps to make again
 now | time | time of the contents
 parts | object[] | parts of the job's time, which add up to the total
 parts[].part | text | name of the part

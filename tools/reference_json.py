@@ -40,6 +40,12 @@ ORDER = (("", "cli.nodes.commands:_order"), ("nodes[].", "cli.nodes.commands:_en
 NODE = "cli.nodes.views:node_row"
 FAULT = (("[].", "cli.nodes.faults:_view"),)
 
+SNAPSHOTS = (
+    ("snapshots[].", "cli.job.snapshots:name_value"),
+    ("snapshots[].copies[].", "cli.job.snapshots:copy_value"),
+    ("snapshots[].losses[].", "cli.job.snapshots:loss_value"),
+)
+
 FORMS: Mapping[tuple[str, ...], Parts] = {
     ("run",): (
         ("", JOB),
@@ -59,6 +65,7 @@ FORMS: Mapping[tuple[str, ...], Parts] = {
         ("pods[].agent.", "cli.job.agents:agent_value"),
         ("detectors", "cli.job.detectors:detector_values"),
         ("events", "cli.job.resumed:event_values"),
+        *SNAPSHOTS,
         *STORY,
         ("", "cli.job.resumed:describe"),
         *RESUMED,
@@ -138,6 +145,8 @@ PAGES: Mapping[str, Parts] = {
         ("detectors", "cli.job.detectors:detector_values"),
         ("incidents[].", f"{PAGE}:recovery_value"),
         ("pods[].", f"{PAGE}:pod_value"),
+        ("snapshots[].", f"{PAGE}:snapshots_value"),
+        ("snapshots[].losses[].", f"{PAGE}:loss_row"),
         ("events", "cli.job.resumed:event_values"),
     ),
     "page incident": (

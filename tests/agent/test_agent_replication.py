@@ -67,6 +67,12 @@ async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_
         operator.send(begin(0, 0, buddy=address(second)))
         other.send(begin(0, 1, buddy=address(first)))
         await until(lambda: has_agreed(first, (0, 1), second, 1))
+        found = first.report().snapshots
+        assert found is not None
+        assert (found.buddy, [rank.rank for rank in found.ranks]) == (address(second), [0, 1])
+        assert found.memory_bytes > sum(rank.state_bytes for rank in found.ranks) > 0
+        assert found.bytes_per_second
+        assert all(rank.buddy_step and rank.common_step is not None for rank in found.ranks)
         os.kill(first.report().pid or 0, signal.SIGKILL)
         first.wait()
         # Another node takes its rank, and has what it has kept as its buddy.

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from unbroken.agent.snapshots.slots import NAMES_MAX, SPARE_BYTES, SnapshotSlots, available_bytes
+from unbroken.agent.snapshots.slots import (
+    NAMES_MAX,
+    SPARE_BYTES,
+    SavedState,
+    SnapshotSlots,
+    available_bytes,
+    middle,
+)
+from unbroken.wire.agent import RECEIPT_CHARACTERS
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_OPEN, SNAPSHOT_SAVED, SNAPSHOT_USED
 from unbroken.wire.snapshot import ABSENT, Header, digest, slot_bytes, write
 
@@ -61,6 +69,30 @@ def test_slots_are_kept_for_the_next_attempt(memory: Memory) -> None:
     memory.save(second, 0, 1, 8)
     assert memory.found(1) == [(0, 7), (0, 8)]
     assert memory.found(1, rank=1) == []
+
+
+def test_size_and_cost_of_saves_are_kept_for_people(memory: Memory) -> None:
+    fd = memory.open(0, 0)
+    memory.save(fd, 0, 0, 7)
+    key = ("training", 0)
+    assert memory.agent.states[key] == SavedState(7, 10, "")
+    for step, seconds in enumerate((0.5, 0.1, 0.3), 8):
+        memory.ask(SNAPSHOT_SAVED, slot=0, step=step, seconds=seconds, replicas="0-3")
+    state = memory.agent.states[key]
+    assert (state.step, state.replicas, middle(state.seconds)) == (10, "0-3", 0.3)
+    assert memory.agent.memory.taken_bytes() == slot_bytes(100)
+    memory.agent.begin(1)
+    assert memory.agent.states == {}, "steps of another attempt"
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), "0.1", None, True, 1e300])
+def test_what_a_worker_says_of_a_save_is_bounded(memory: Memory, seconds: object) -> None:
+    memory.save(memory.open(0, 0), 0, 0, 7)
+    memory.ask(SNAPSHOT_SAVED, slot=0, step=8, seconds=seconds, replicas="x" * 9999)
+    state = memory.agent.states["training", 0]
+    assert (list(state.seconds), len(state.replicas)) == ([], RECEIPT_CHARACTERS)
+    memory.ask(SNAPSHOT_SAVED, slot=0, step=9, replicas=["0-3"])
+    assert (state.step, state.replicas) == (9, "")
 
 
 def test_a_late_writer_of_an_older_attempt_changes_nothing(memory: Memory) -> None:

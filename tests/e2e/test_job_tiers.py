@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,10 @@ from tests.e2e.clusters import Cluster
 from tests.e2e.control import power
 from tests.e2e.job_events import Event, places
 from tests.e2e.jobs import Job, job
+from tests.watching import wait_until
 from tests.worker.s3_stores import running_s3
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).parent / "programs/tiers.py"
 
 
@@ -51,6 +54,48 @@ def explained(cluster: Cluster, one: Job, count: int) -> str:
     return str(cluster.unbroken("explain", one.name).stdout)
 
 
+def test_describe_says_what_each_loss_would_cost_and_so_it_does(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    environment = {"RUN_URL": str(tmp_path / "run")}
+    sizes = {"program": PROGRAM, "nproc": 1, "spares": 1}
+    with job(nodes, tmp_path, environment=environment, **sizes) as one:
+        saved(one, 0)
+
+        def told() -> dict[str, dict[str, Any]]:
+            shown = json.loads(nodes.unbroken("describe", one.name, "-o", "json").stdout)
+            (found,) = shown["snapshots"]
+            assert len(found["copies"]) == len(one.ranks)
+            assert found["stateBytes"] > 0
+            return {cost["loss"]: cost for cost in found["losses"]}
+
+        def is_copied() -> dict[str, dict[str, Any]] | None:
+            costs = told()
+            return costs if costs["node"]["source"] == "buddy" else None
+
+        costs = wait_until(is_copied)
+        assert {loss: cost["source"] for loss, cost in costs.items()} == {
+            "worker": "memory",
+            "rank 0": "memory",
+            "node": "buddy",
+            "node and its buddy": "checkpoint",
+        }
+        assert costs["node"]["resumeStep"] >= 1
+        assert costs["node and its buddy"]["resumeStep"] >= 10
+        text = nodes.unbroken("describe", one.name).stdout
+        assert "the copy at its buddy, after step" in text
+        power(nodes, node_of(one, 0, 1), "off")
+        assert sorted(source.split()[0] for source in sources(one, 1)) == ["buddy", "memory"]
+        (restored,) = {
+            event.more["step"] for event in one.events.all
+            if (event.what, event.attempt) == ("restored", 1)
+        }  # fmt: skip
+        assert restored >= costs["node"]["resumeStep"]
+        one.finish()
+
+
+@pytest.mark.heavy
 def test_the_nearest_place_that_has_the_state_is_taken_and_named(
     nodes: Cluster, tmp_path: Path
 ) -> None:

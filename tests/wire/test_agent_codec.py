@@ -24,6 +24,8 @@ from unbroken.wire.agent import (
     RuleState,
     RuleView,
     ShutdownCommand,
+    SnapshotReport,
+    SnapshotState,
     StartCommand,
     StopCommand,
     Violation,
@@ -100,6 +102,25 @@ RECEIPTS = st.builds(
     name=TEXTS,
     replicas=TEXTS,
 )
+AMOUNTS = st.none() | st.floats(0, 1e12)
+SNAPSHOT_STATES = st.builds(
+    SnapshotState,
+    rank=COUNTS,
+    name=st.text("ab 0", min_size=1, max_size=20),
+    step=COUNTS,
+    state_bytes=COUNTS,
+    save_seconds=AMOUNTS,
+    buddy_step=st.none() | COUNTS,
+    common_step=st.none() | COUNTS,
+    replicas=TEXTS,
+)
+SNAPSHOTS = st.builds(
+    SnapshotReport,
+    ranks=st.lists(SNAPSHOT_STATES, max_size=3).map(tuple),
+    buddy=TEXTS,
+    bytes_per_second=AMOUNTS,
+    memory_bytes=COUNTS,
+)
 REPORTS = st.builds(
     AgentReport,
     agent_id=TEXTS,
@@ -124,6 +145,7 @@ REPORTS = st.builds(
     is_unstarted=st.booleans(),
     receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
     copies=st.lists(COUNTS, max_size=3).map(tuple),
+    snapshots=st.none() | SNAPSHOTS,
     imports=st.none() | COUNTS,
     warm=st.none() | WARMTHS,
     history=st.none() | COUNTS,

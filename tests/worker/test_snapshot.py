@@ -120,6 +120,22 @@ def test_a_restored_training_goes_on_bit_for_bit(
     assert isinstance(second.extra["seen"], np.ndarray)
 
 
+def test_the_agent_learns_size_and_cost_of_a_save(
+    slots: SnapshotSlots, line: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch)
+    snapshot = Snapshot(weights=torch.ones(1000), channel=line)
+    for step in range(3):
+        assert snapshot.save(step)
+        snapshot.flush()
+    state = slots.states["training", 0]
+    assert (state.step, state.replicas) == (2, "")
+    assert 4000 < state.state_bytes < 5000
+    assert len(state.seconds) == 3
+    assert min(state.seconds) > 0
+    snapshot.close()
+
+
 def test_what_is_restored_does_not_live_in_the_slot(
     line: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

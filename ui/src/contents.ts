@@ -567,6 +567,36 @@ export interface JobPage {
    */
   restarts: number;
   /**
+   * snapshots in memory, by name; empty: none, or no agent answers
+   */
+  snapshots: {
+    /**
+     * size, cost and copies in words
+     */
+    lines: string[];
+    /**
+     * what each kind of loss would cost now
+     */
+    losses: {
+      /**
+       * what is lost
+       */
+      lost: string;
+      /**
+       * where the state would come from
+       */
+      sourceText: string;
+      /**
+       * steps to make again; none: no step
+       */
+      stepsText: string;
+    }[];
+    /**
+     * name of the snapshots
+     */
+    name: string;
+  }[];
+  /**
    * spare pods
    */
   spares: number;

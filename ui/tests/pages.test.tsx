@@ -77,6 +77,24 @@ test("what an account may not see is said on each page", async () => {
   expect(getByRole("region", { name: "Pods" }).textContent).toContain("No pods are shown.");
 });
 
+test("snapshots show what they cost, and what a loss would cost now", async () => {
+  const losses = [
+    { lost: "a worker", stepsText: "none", sourceText: "memory of its agent, after step 109" },
+    { lost: "a node or its agent", stepsText: "6", sourceText: "the copy at its buddy, after step 104" },
+  ];
+  const snapshots = [
+    { name: "training", lines: ["training: 12.3 MB a rank, 4 ranks"], losses },
+    { name: HOSTILE, lines: [HOSTILE], losses },
+  ];
+  const { getByRole, container } = render(<Job page={jobPage({ snapshots })} />);
+  const card = getByRole("region", { name: "Snapshots: training" });
+  expect(card.textContent).toContain("12.3 MB a rank");
+  const rows = within(within(card).getByRole("table")).getAllByRole("row");
+  expect(rows[2]?.textContent).toBe("a node or its agent6the copy at its buddy, after step 104");
+  expect(container.querySelector("img")).toBeNull();
+  expect(await faults(container)).toEqual([]);
+});
+
 test("a job has its charts in words, its ranks, its recoveries and its time", async () => {
   const { getByRole, getAllByRole, container } = render(<Job page={jobPage()} />);
   const pictures = getAllByRole("img").map((one) => one.getAttribute("aria-label"));

@@ -112,6 +112,7 @@ export function jobPage(change: Partial<JobPage> = {}): JobPage {
     waiting: [],
     incidentCount: 1,
     incidents: [recovery()],
+    snapshots: [],
     pods: [
       {
         name: "train-pods-0",

@@ -18,6 +18,15 @@ def all_of(number: int, noun: str) -> str:
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
 
 
+def size_text(number: float) -> str:
+    """Return a number of bytes with three digits at most: `12.3 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.6g} TB"
+
+
 def plural(said: str) -> str:
     """Return the plural of a sentence about one thing: `waits in all_reduce` becomes `wait in
     all_reduce`."""

@@ -206,6 +206,42 @@ class Receipt:
     """Ranks that hold the same state, itself among them, as ranges (`0-2,5`); empty: no others."""
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """Snapshots of one rank under one name, in this attempt."""
+
+    rank: Natural
+    name: Annotated[str, Meta(max_length=RECEIPT_CHARACTERS), REQUIRED]
+    step: Natural
+    """Newest step in the memory of its agent."""
+    state_bytes: Natural
+    """Bytes of the state."""
+    save_seconds: Amount | None = None
+    """Seconds for which a save holds up training, the median of the last saves; None: an older
+    worker does not report it."""
+    buddy_step: Natural | None = None
+    """Newest step that the buddy has whole; None: none."""
+    common_step: Natural | None = None
+    """Newest step that all nodes hold, here and at their buddies; None: there is none."""
+    replicas: Annotated[str, Meta(max_length=RECEIPT_CHARACTERS)] = ""
+    """Ranks that hold the same state, itself among them, as ranges (`0-2,5`); empty: no others.
+    `...` at its end: there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """Snapshots of an agent's ranks, and what they cost."""
+
+    ranks: Annotated[tuple[SnapshotState, ...], Meta(max_length=WORKERS_MAX)] = ()
+    """Ranks that have saved in this attempt, by name and rank."""
+    buddy: Annotated[str, Meta(max_length=ADDRESS_CHARACTERS)] = ""
+    """Address of the agent that gets copies; empty: none does."""
+    bytes_per_second: Amount | None = None
+    """Rate at which snapshots reach the buddy, the median of the last ones; None: none did."""
+    memory_bytes: Natural = 0
+    """Memory of the node that snapshots take: slots, and copies of its own and of other ranks."""
+
+
 class RuleState(Enum):
     """State of a log rule on a node; the worst over its ranks."""
 
@@ -417,6 +453,8 @@ class AgentReport:
     """Receipts of the attempt, one of each rank at most for each name."""
     copies: Annotated[tuple[Natural, ...], Meta(max_length=WORKERS_MAX)] = ()
     """Node ranks of which it holds snapshots as their buddy."""
+    snapshots: SnapshotReport | None = None
+    """Snapshots of its ranks; may lag by a second. None: none was saved, or an older agent."""
     imports: Natural | None = None
     """Modules that a usable template was ordered to import.
 

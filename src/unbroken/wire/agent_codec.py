@@ -100,8 +100,8 @@ def encode_report(report: AgentReport) -> str:
     """Return a frame of the link, which is also the body of `GET /v1/report`.
 
     A report that is too long loses parts in this order: its progress, the lines of all faults but
-    the first few, the lines that log rules matched. Then it loses the lines of all faults, and the
-    metrics.
+    the first few, the lines that log rules matched. Then it loses the lines of all faults, the
+    metrics, and what it says about saves of snapshots.
     """
     frame, longest = _report_frame(report), report_bytes_max(report.nproc)
     for shorter in _SHORTER:
@@ -146,8 +146,13 @@ def _without_metrics(report: AgentReport) -> AgentReport:
     )
 
 
+def _without_snapshots(report: AgentReport) -> AgentReport:
+    return replace(report, snapshots=None)
+
+
 _SHORTER = (
     _without_progress, _with_few_lines, _without_matches, _without_lines, _without_metrics,
+    _without_snapshots,
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import { Recoveries } from "../recoveries";
 type Rank = JobPage["different"][number];
 type Pod = JobPage["pods"][number];
 type Detector = JobPage["detectors"][number];
+type Loss = JobPage["snapshots"][number]["losses"][number];
 type Event = JobPage["events"][number];
 
 const PODS: Column<Pod>[] = [
@@ -24,6 +25,11 @@ const EVENTS: Column<Event>[] = [
   { title: "Time", cell: (event) => moment(event.time), whole: true },
   { title: "Reason", cell: (event) => event.reason },
   { title: "Message", cell: (event) => event.message + (event.count > 1 ? ` (x${event.count})` : "") },
+];
+const LOSSES: Column<Loss>[] = [
+  { title: "A loss now of", cell: (one) => one.lost },
+  { title: "Steps made again", cell: (one) => one.stepsText },
+  { title: "State comes from", cell: (one) => one.sourceText },
 ];
 const DETECTORS: Column<Detector>[] = [
   { title: "Detector", cell: (one) => one.detector },
@@ -131,6 +137,16 @@ export function Job({ page }: { page: JobPage }) {
             <Table label="Detectors" columns={DETECTORS} rows={page.detectors} />
           </details>
         </Card>
+        {page.snapshots.map((one, place) => (
+          <Card title={`Snapshots: ${one.name}`} id={`snapshots-${place}`} key={one.name} wide>
+            <ul>
+              {one.lines.map((line, index) => (
+                <li key={index}>{line}</li>
+              ))}
+            </ul>
+            <Table label={`What a loss would cost now: ${one.name}`} columns={LOSSES} rows={one.losses} />
+          </Card>
+        ))}
         <Card title="Pods" id="pods" wide>
           {page.pods.length > 0 ? (
             <Table label="Pods" columns={PODS} rows={page.pods} />

@@ -14,7 +14,14 @@ from unbroken.agent.socket.ipc import Connection
 from unbroken.errors import PeerError
 from unbroken.log_lines import Log
 from unbroken.wire import ipc
-from unbroken.wire.agent import AgentReport, Receipt, StartCommand
+from unbroken.wire.agent import (
+    WORKERS_MAX,
+    AgentReport,
+    Receipt,
+    SnapshotReport,
+    SnapshotState,
+    StartCommand,
+)
 from unbroken.wire.codec import read
 
 if TYPE_CHECKING:
@@ -63,9 +70,37 @@ class SnapshotMessages:
             self._changed()
 
     def add_to(self, report: AgentReport) -> AgentReport:
-        """Add what has been restored, and the ranks of which this agent has copies."""
+        """Add what has been saved and restored, and the ranks of which this agent has copies."""
         receipts = tuple(self._receipts[key] for key in sorted(self._receipts))
-        return replace(report, receipts=receipts, copies=self._copies)
+        saved = self._saved()
+        return replace(report, receipts=receipts, copies=self._copies, snapshots=saved)
+
+    def _saved(self) -> SnapshotReport | None:
+        """Return what the report says about saves of the running attempt; None: there are none."""
+        snapshots, copies = self._snapshots, self._replication
+        if snapshots is None or not snapshots.states:
+            return None
+        from .slots import middle
+
+        ranks = []
+        for key, state in sorted(snapshots.states.items())[:WORKERS_MAX]:
+            one = SnapshotState(
+                name=key[0],
+                rank=key[1],
+                step=state.step,
+                state_bytes=state.state_bytes,
+                save_seconds=middle(state.seconds),
+                buddy_step=None if copies is None else copies.buddy_step(key),
+                common_step=None if copies is None else copies.common_step(key[0]),
+                replicas=state.replicas,
+            )
+            ranks.append(one)
+        return SnapshotReport(
+            tuple(ranks),
+            buddy="" if self._command is None else self._command.buddy,
+            bytes_per_second=None if copies is None else copies.bytes_per_second(),
+            memory_bytes=snapshots.memory.taken_bytes(),
+        )
 
     def _copies_changed(self, ranks: Collection[int]) -> None:
         nodes = tuple(sorted({rank // self._nproc for rank in ranks}))

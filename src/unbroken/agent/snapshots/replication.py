@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
-from unbroken.agent.snapshots.slots import SlotFile, SnapshotSlots, row
+from unbroken.agent.snapshots.slots import MEDIAN_OF, SlotFile, SnapshotSlots, middle, row
 from unbroken.agent_http.peer import AnswerHead, PeerConnection, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, RequestRefused
 from unbroken.agent_http.snapshots import CopySink as TakesBytes
@@ -246,6 +246,8 @@ class Replication:
         self._sending: asyncio.Task[None] | None = None
         self._sent: dict[Key, Point] = {}
         """Newest point of each rank at the buddy."""
+        self._rates: collections.deque[float] = collections.deque(maxlen=MEDIAN_OF)
+        """Bytes per second of the last transfers."""
         self._why = ""
         """Why the last transfer failed; logged once."""
         snapshots.on_saved = self._saved
@@ -294,6 +296,19 @@ class Replication:
     def node(self) -> int | None:
         """Return this agent's node rank."""
         return None if self._command is None else self._command.rank
+
+    def bytes_per_second(self) -> float | None:
+        """Return the rate at which snapshots reach the buddy; None: none did."""
+        return middle(self._rates)
+
+    def buddy_step(self, key: Key) -> int | None:
+        """Return the newest step of the running attempt that the buddy has; None: none."""
+        point = self._sent.get(key)
+        return None if point is None else point[1]
+
+    def common_step(self, name: str) -> int | None:
+        """Return the newest step that all nodes hold; None: there is none."""
+        return self._rounds.common(name)
 
     def summary(self) -> dict[str, Any]:
         """Return the progress of replication, for people."""
@@ -467,8 +482,12 @@ class Replication:
         head = await peer.head()
         if head.status != 100:
             return head
+        clock = asyncio.get_running_loop().time
+        began = clock()
         await part.send(peer, self._rate, lambda: self._rounds.wants(part.item))
-        return await peer.head(CHECK_SECONDS)
+        answer = await peer.head(CHECK_SECONDS)
+        self._rates.append(part.size / max(clock() - began, 1e-6))
+        return answer
 
     def _end(self, part: UnsentSave) -> None:
         part.close()

@@ -19,6 +19,7 @@ from .dead_nodes import fence_waits
 from .detectors import detector_values, promotion
 from .explain import as_value
 from .resumed import Resumed, any_job
+from .snapshots import LOSS_TITLES, UNREACHED, loss_rows, snapshot_lines, snapshot_values
 from .views import (
     advised,
     first_line,
@@ -35,7 +36,7 @@ LINE_SHOWN = 60
 
 
 def command(job: JobName, options: CommonOptions) -> None:
-    """Show a job: state, pods, ranks, detectors, goodput, incidents, latest events.
+    """Show a job: state, pods, ranks, detectors, goodput, snapshots, incidents, latest events.
 
     Jobs of other kinds with auto-resume have state, restarts, pods, losses and latest events.
 
@@ -74,6 +75,8 @@ async def describe(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
         ],
         "waiting": [*wait_lines(job, shown), *await fence_waits(cluster, pods)],
         "goodput": goodput_value(goodput_of(job, incidents, wall())),
+        "snapshots": snapshot_values(shown, agents),
+        "unreached": UNREACHED if cluster.place.paths is None else "",
         "detectors": detector_values(job),
         "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
         "events": resumed.event_values(events),
@@ -105,6 +108,7 @@ def _show(found: dict[str, Any], *, is_local: bool) -> None:
     if found["goodput"]["totalSeconds"]:
         print("\ngoodput:")
         print_table(*_indented(["PART", "TIME", "SHARE"], goodput_rows(found["goodput"])))
+    _show_snapshots(found)
     waiting = found["waiting"].copy()
     if is_local and (advice := advised(waiting)):
         waiting.append(advice)
@@ -142,6 +146,17 @@ def _show_watch(found: dict[str, Any]) -> None:
             print_table(TITLES, rows)
         if line := others_line(ranks, now):
             print(line)
+
+
+def _show_snapshots(found: dict[str, Any]) -> None:
+    """Print what snapshots cost and save, or why that is not known."""
+    if found["unreached"] and found["state"] == "Running":
+        print(f"\nsnapshots:\n  {found['unreached']}")
+    for one in found["snapshots"]:
+        print("\nsnapshots:")
+        print("\n".join(f"  {line}" for line in snapshot_lines(one)))
+        print()
+        print_table(*_indented(LOSS_TITLES, loss_rows(one["losses"])))
 
 
 def _indented(

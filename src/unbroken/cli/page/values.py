@@ -18,6 +18,7 @@ from unbroken.cli.job.detectors import detector_values
 from unbroken.cli.job.explain import as_value, numbered
 from unbroken.cli.job.jobs import job_values
 from unbroken.cli.job.resumed import event_values, events_of, resumed_jobs, summary
+from unbroken.cli.job.snapshots import loss_rows, snapshot_lines, snapshot_values
 from unbroken.cli.job.story import because_text, cost_text, sign_text, story, unseen, without_blame
 from unbroken.cli.job.views import (
     goodput_of,
@@ -203,6 +204,7 @@ async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dic
         "incidentCount": len(incidents),
         "incidents": [recovery_value(one) for one in incidents[-INCIDENTS_SHOWN:]],
         "pods": [pod_value(pod, agents.get(str(pod["name"]))) for pod in shown],
+        "snapshots": [snapshots_value(one) for one in snapshot_values(shown, agents)],
         "events": event_values(events[-EVENTS_SHOWN:]),
         "missing": cluster.missing(),
         "unreached": unreached(cluster),
@@ -235,6 +237,20 @@ def pod_value(pod: Mapping[str, Any], report: AgentReport | None) -> dict[str, A
         "attempt": None if report is None else report.attempt,
         "workers": None if report is None else len(report.workers),
     }
+
+
+def snapshots_value(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Snapshots of one name in the words of `unbroken describe`."""
+    return {
+        "name": found["name"],
+        "lines": [one[:TEXT_SHOWN] for one in snapshot_lines(found)],
+        "losses": [loss_row(*one) for one in loss_rows(found["losses"])],
+    }
+
+
+def loss_row(lost: object, steps: object, source: object) -> dict[str, Any]:
+    """What one kind of loss would cost now."""
+    return {"lost": lost, "stepsText": str(steps), "sourceText": source}
 
 
 def part_value(name: str, seconds: float) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def weigh_report(report: AgentReport, length: int) -> int:
         return weigh(report)
     metrics = sum(len(rank_watch.metrics) for rank_watch in report.watch)
     parts = len(report.workers) + len(report.watch) + len(report.kept) + len(report.copies)
+    parts += 0 if report.snapshots is None else 1 + len(report.snapshots.ranks)
     # Texts take up to four bytes a character; the rest is Python's objects.
     return 1024 + 4 * length + 256 * parts + 192 * metrics
 

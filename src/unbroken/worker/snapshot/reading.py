@@ -44,6 +44,8 @@ class KeptParts:
         self.context = context()
         self._given = channel
         self._slots: Slots = self._bind()
+        self.replica_ranks = ""
+        """Ranks that hold the same state as this one, as ranges; empty: none, or not known."""
         self._complained: set[str] = set()
 
     def find(self) -> list[Offered]:

@@ -144,6 +144,7 @@ class Restored:
 def restore(snapshot: KeptParts) -> Restored | None:
     """Carry out `Snapshot.restore`."""
     search = _Search(snapshot)
+    snapshot.replica_ranks = ranges(search.replicas)
     is_touched = False
     while True:
         point = search.choice()
@@ -157,7 +158,7 @@ def restore(snapshot: KeptParts) -> Restored | None:
             if restored is None:
                 continue
         if restored is not None:
-            _tell(snapshot, restored, search.replicas)
+            _tell(snapshot, restored)
             return restored
         if is_touched:
             raise WorldError(
@@ -474,7 +475,7 @@ def _checksum(copy: _Copy) -> str:
     return f"{crc32(memoryview(memory)[BODY_AT + full * CHUNK_BYTES : end], result):08x}"
 
 
-def _tell(snapshot: KeptParts, restored: Restored, replicas: Sequence[int]) -> None:
+def _tell(snapshot: KeptParts, restored: Restored) -> None:
     log.info(
         "snapshot restored",
         snapshot=snapshot.name,
@@ -493,5 +494,5 @@ def _tell(snapshot: KeptParts, restored: Restored, replicas: Sequence[int]) -> N
             "type": RECEIPT, "name": snapshot.name, "rank": snapshot.context.rank,
             "attempt": snapshot.context.attempt, "step": restored.step, "source": restored.source,
             "seconds": restored.seconds, "checksum": restored.checksum,
-            "saved_attempt": restored.attempt, "replicas": ranges(replicas),
+            "saved_attempt": restored.attempt, "replicas": snapshot.replica_ranks,
         })  # fmt: skip

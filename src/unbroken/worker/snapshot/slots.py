@@ -207,8 +207,12 @@ class Slots(Protocol):
     def open(self, index: int, capacity: int) -> Slot:
         """Open a new slot, 0 or 1; the old one of this index is dropped. Raises WorldError."""
 
-    def saved(self, index: int, step: int) -> None:
-        """Report a complete snapshot. Raises WorldError if the attempt is over."""
+    def saved(self, index: int, step: int, seconds: float, replicas: str) -> None:
+        """Report a complete snapshot. Raises WorldError if the attempt is over.
+
+        `seconds`: for which training waited; `replicas`: ranks that hold the same state, as
+        ranges, empty if there are no others.
+        """
 
     def used(self, attempt: int, step: int) -> None:
         """Report that all ranks have restored this one."""
@@ -240,7 +244,7 @@ class OwnSlots:
         except OSError as error:
             raise WorldError(f"no memory for a snapshot of {size} bytes: {error}") from error
 
-    def saved(self, index: int, step: int) -> None:
+    def saved(self, index: int, step: int, seconds: float, replicas: str) -> None:
         """Do nothing: no agent needs the report."""
 
     def used(self, attempt: int, step: int) -> None:
@@ -325,9 +329,10 @@ class AgentSlots:
                 os.close(fd)
         return slot
 
-    def saved(self, index: int, step: int) -> None:
+    def saved(self, index: int, step: int, seconds: float, replicas: str) -> None:
         """Report it to the agent."""
-        self._ask(SNAPSHOT_SAVED, SNAPSHOT_KEPT, slot=index, step=step)
+        told = self._identity.message(SNAPSHOT_SAVED, slot=index, step=step)
+        self._request(told | {"seconds": seconds, "replicas": replicas}, SNAPSHOT_KEPT)
 
     def used(self, attempt: int, step: int) -> None:
         """Report it to the agent."""

@@ -27,7 +27,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, SupportsInt
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsInt
 from zlib import crc32
 
 from unbroken.errors import SpecError, UnbrokenError
@@ -254,6 +255,7 @@ class Snapshot(KeptParts):
             raise SpecError("snapshot: steps count from 0, and the process that made it saves")
         if context().attempt != self.context.attempt:
             self.rebind()
+        began = perf_counter()
         state = collect(self.parts, self.has_rng)
         try:
             slot = self._slot(self._next, state)
@@ -272,8 +274,9 @@ class Snapshot(KeptParts):
         header = self._header(state, slot, number)
         at = header.structure_at
         slot.memory[at : at + header.structure_bytes] = state.structure
+        cost = _Cost(perf_counter() - began, self.replica_ranks)
         self._copies.then(
-            _Sealing(slot, header, self._next, self._slots, self.complain), self._sealer
+            _Sealing(slot, header, self._next, self._slots, self.complain, cost), self._sealer
         )
         self._next = 1 - self._next
         step_end.saved(self._copies.wait)
@@ -373,14 +376,29 @@ def _loads(part: Any) -> bool:
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
+class _Cost(NamedTuple):
+    """Facts about a save for people, which the agent reports."""
+
+    seconds: float
+    """Seconds for which training waited."""
+    replicas: str
+    """Ranks that hold the same state, as ranges; empty: no others."""
+
+
 class _Sealing:
     """Remaining work for a snapshot whose body has been copied."""
 
     def __init__(
-        self, slot: Slot, header: Header, index: int, slots: Slots, complain: Callable[[str], None]
+        self,
+        slot: Slot,
+        header: Header,
+        index: int,
+        slots: Slots,
+        complain: Callable[[str], None],
+        cost: _Cost,
     ) -> None:
         self._slot, self._header, self._index = slot, header, index
-        self._slots, self._complain = slots, complain
+        self._slots, self._complain, self._cost = slots, complain, cost
         self._number = 0
 
     def commit(self) -> None:
@@ -392,7 +410,7 @@ class _Sealing:
         """Compute its checksum, and report it to the agent."""
         if self._slot.seal(self._header, self._number):
             try:
-                self._slots.saved(self._index, self._header.step)
+                self._slots.saved(self._index, self._header.step, *self._cost)
             except UnbrokenError as error:
                 self._complain(str(error))
 
