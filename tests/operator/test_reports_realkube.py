@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import sys
 import urllib.error
 import urllib.request
@@ -10,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.apiclient import Api
 from tests.apiservers import free_ports, real_cluster
+from tests.cli_calls import Cli, read_until
 from tests.e2e.clusters import Cluster, find_kubectl
 from tests.operator.realkube import SERVICES, Node, program
 from tests.operator.trained_jobs import Job, Operator
@@ -35,6 +39,7 @@ while not finish.exists():
     worker.progress(step, loss=1.0 / step)
     time.sleep(0.05)
 """
+FORM = "application/x-www-form-urlencoded"
 READER = "unbroken-page"
 
 
@@ -196,6 +201,45 @@ def test_no_operator_costs_the_page_nothing_but_the_ranks(world: World, tmp_path
     found, problem = asked(world, tmp_path, port, host="no-such-host.invalid")
     assert found == {}
     assert problem.startswith(MISSING)
+
+
+def test_a_person_sees_ranks_and_curves_on_the_page_of_the_cluster(
+    world: World, tmp_path: Path
+) -> None:
+    token, server = tmp_path / "token", world.job.cluster
+    token.write_text(world.token(READER, AUDIENCE))
+    options = ("--kubeconfig", str(server.directory / "kubeconfig"), "--port", "0")
+    operators = ("--operator", f"localhost:{world.leader()}", "--operator-token", str(token))
+    cli = Cli(tmp_path / "none", tmp_path)
+    process = cli.start("page-server", *options, *operators)
+    try:
+        (line,) = read_until(process, lambda line: "page is served" in line)
+        place = line.partition("address=http://")[2].strip("/")
+        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)) as browser:
+            headers = {"Origin": f"http://{place}", "Content-Type": FORM}
+            browser.request("POST", "/", f"token={world.api.cluster.token}", headers)
+            answer = browser.getresponse()
+            cookie = (answer.headers["Set-Cookie"] or "").partition(";")[0]
+            assert (answer.status, answer.read()) == (303, b"")
+
+            def job() -> Any:
+                browser.request("GET", "/api/page/jobs/default/lm", headers={"Cookie": cookie})
+                return json.loads(browser.getresponse().read())
+
+            found = job()
+            assert (found["unreached"], found["missing"], found["worldSize"]) == ("", [], 4)
+            assert found["heatMap"]["ranks"] == 4
+            assert [one["workers"] for one in found["pods"]] == [2, 2]
+            assert all(step for step in found["heatMap"]["steps"])
+            points = len(found["history"]["times"])
+            assert points >= 1
+            wait_until(lambda: len(job()["history"]["times"]) > points)
+            assert job()["history"]["metricNames"] == ["loss"]
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert "ERROR" not in rest
+    assert token.read_text() not in rest
 
 
 def test_after_a_change_of_the_leader_the_other_one_answers(world: World, tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ import { Nodes } from "./pages/nodes";
 import { contentsPath, type Route, routeOf } from "./route";
 import { type Contents, useContents } from "./stream";
 
+/** The account of the person who has signed in; empty: people do not sign in here. */
+const PERSON = document.getElementById("page")?.dataset.person ?? "";
+
 /** The whole page: its parts are chosen by the address. */
 export function App() {
   const route = useRoute();
@@ -35,6 +38,7 @@ export function App() {
           </Link>
         </nav>
         <Live contents={contents} />
+        {PERSON && <SignOut />}
       </header>
       <main id="main" tabIndex={-1}>
         {contents.problem && (
@@ -42,14 +46,44 @@ export function App() {
             {contents.problem}
           </p>
         )}
-        {contents.connection === "locked" && (
-          <p class="notice bad" role="alert">
-            This browser has no access any more. Run <code>unbroken ui</code> and open its link.
-          </p>
-        )}
+        {contents.connection === "locked" && <Locked />}
         <Shown route={route} contents={contents} />
       </main>
     </>
+  );
+}
+
+function Locked() {
+  return (
+    <p class="notice bad" role="alert">
+      {PERSON ? (
+        <>
+          Your session has ended.{" "}
+          <button type="button" onClick={() => location.reload()}>
+            Sign in again
+          </button>
+        </>
+      ) : (
+        <>
+          This browser has no access any more. Run <code>unbroken ui</code> and open its link.
+        </>
+      )}
+    </p>
+  );
+}
+
+function SignOut() {
+  const leave = async () => {
+    try {
+      await fetch("/signout", { method: "POST" });
+    } finally {
+      location.reload();
+    }
+  };
+  return (
+    <button type="button" class="leave" title={`Signed in as ${PERSON}`} onClick={() => void leave()}>
+      Sign out
+    </button>
   );
 }
 

@@ -79,6 +79,8 @@ SECRETS = ObjectKind("api/v1", "secrets", "Secret")
 EVENTS = ObjectKind("api/v1", "events", "event")
 NODES = ObjectKind("api/v1", "nodes", "node", "unbroken nodes", is_namespaced=False)
 RECORDS, CHECKS = _own(NODE_RECORD), _own(NODE_CHECK)
+DOTS = (".", "..")
+"""Parts of a path that name another path, and that no quoting changes."""
 JOB_LABEL = HYPERPOD_JOB.pod_label
 
 
@@ -107,8 +109,12 @@ class Cluster:
     def path(self, collection: ObjectKind, name: str = "", namespace: str | None = None) -> str:
         """Path of a collection or of one object.
 
-        `namespace`: None for that of the connection, empty for all namespaces.
+        `namespace`: None for that of the connection, empty for all namespaces.  Raises SpecError
+        for a name that would lead to another path.
         """
+        for part in (namespace, self.namespace, name):
+            if part in DOTS:
+                raise SpecError(f'"{part}" is no name of an object')
         inside = quote(self.namespace if namespace is None else namespace, safe="")
         scope = f"namespaces/{inside}/" if inside and collection.is_namespaced else ""
         end = f"/{quote(name, safe='')}" if name else ""

@@ -54,6 +54,7 @@ GROUPS = {
         "node-daemon": "nodes.daemon:command",
         "checkpoint-memory": "nodes.checkpoint_memory:command",
         "cluster-api": "cluster.api:command",
+        "page-server": "page.service:command",
     },
 }
 """Commands by group, in the order of the help: module below this package, and object in it."""

@@ -34,7 +34,7 @@ from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import whole_number
 
 from .bounds import ObjectBudgets, cut
-from .errors import AlreadyExists, Conflict, NotFound, refusal
+from .errors import AlreadyExists, Conflict, NotFound, Unauthorized, refusal
 from .transport import NOT_ALLOWED, AiohttpTransport, GuardedTransport
 
 Object = dict[str, Any]
@@ -434,6 +434,31 @@ class KubeClient(AsyncClient):
         return True
 
 
+class TokenClients:
+    """Clients of one cluster that differ in their token alone, over the same connections.
+
+    Nothing else of the kubeconfig's user is sent: no certificate, no other credential. Use it as
+    `async with`.
+    """
+
+    def __init__(self, config: SingleConfig, manager: str) -> None:
+        self._config, self._manager = config, manager
+        is_local = _is_local(config.cluster.server)
+        verify = verify_cluster(config.cluster, User(), config.abs_file, trust_env=not is_local)
+        self._carrier = AiohttpTransport(verify, is_local=is_local)
+
+    def client(self, token: str) -> KubeClient:
+        """Return a client with this token; it must not be closed."""
+        config = self._config._replace(user=User(token=token))
+        return KubeClient(config, self._carrier, self._manager)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._carrier.aclose()
+
+
 def connect(
     kubeconfig: Path | str | None = None, *, context: str | None = None, manager: str = "unbroken"
 ) -> KubeClient:
@@ -531,6 +556,7 @@ def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
 def _sorted(doing: str, message: str, code: int, reason: str) -> UnbrokenError:
     if code == HTTPStatus.UNAUTHORIZED:
         message = "the server does not accept this credential (401 Unauthorized); has it expired?"
+        return Unauthorized(f"{doing}: {message}", retry_after_seconds=RETRY_SECONDS)
     text = f"{doing}: {message or reason or code}"
     if code in BUSY:
         return WorldError(text, retry_after_seconds=RETRY_SECONDS)

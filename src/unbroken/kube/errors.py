@@ -5,7 +5,11 @@ This module is light: commands may import it before they need a connection.
 
 from __future__ import annotations
 
-from unbroken.errors import PeerError
+from unbroken.errors import PeerError, WorldError
+
+
+class Unauthorized(WorldError):
+    """401: the API does not accept the credential; a file of it may hold a newer one soon."""
 
 
 class ApiRefusal(PeerError):

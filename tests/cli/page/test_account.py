@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,10 +56,16 @@ class World:
     api: Api
     folder: Path
 
-    def account(self, name: str, *rules: dict[str, Any], cluster_rules: Any = ()) -> Path:
+    def account(
+        self,
+        name: str,
+        *rules: Mapping[str, Any],
+        cluster_rules: Any = (),
+        namespace: str = OWN,
+    ) -> Path:
         """A kubeconfig with the token of an account that has these rights in its namespace."""
-        api, account = self.api.within(OWN), {"kind": "ServiceAccount", "name": name}
-        subjects = [{**account, "namespace": OWN}]
+        api, account = self.api.within(namespace), {"kind": "ServiceAccount", "name": name}
+        subjects = [{**account, "namespace": namespace}]
         api.post("serviceaccounts", {"metadata": {"name": name}}).done()
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
         api.post("rbac.authorization.k8s.io/v1:roles", named(name, rules=[*rules])).done()

@@ -116,8 +116,16 @@ async def _may(client: KubeClient, right: Right) -> bool:
 class Account:
     """The account of a kubeconfig."""
 
-    def __init__(self, place: ClusterPlace, client: KubeClient, chosen: Sequence[str]) -> None:
-        """`chosen`: namespaces to show; empty: all that the account may read."""
+    def __init__(
+        self,
+        place: ClusterPlace,
+        client: KubeClient,
+        chosen: Sequence[str],
+        way: str = OPTION,
+    ) -> None:
+        """`chosen`: namespaces to show; empty: all that the account may read.  `way`: how a person
+        names other ones."""
+        self._way = way
         self._place = place
         self._client = client
         self._chosen = tuple(dict.fromkeys(chosen))
@@ -158,7 +166,7 @@ class Account:
         if not shown:
             raise SpecError(
                 f"this account may not list {KINDS} in {namespaces_text(hidden)}: name a "
-                f"namespace where it may ({OPTION}), or ask for the right"
+                f"namespace where it may ({self._way}), or ask for the right"
             )
         if hidden:
             text = namespaces_text(hidden)
@@ -172,11 +180,13 @@ class Account:
             found = await Cluster(self._place, self._client, "").select(NAMESPACES)
         except Forbidden:
             text = "Your account may not list all namespaces. Others than"
-            return (own,), (f"{text} {own} are shown if you name them: {OPTION}.",)
+            return (own,), (f"{text} {own} are shown if you name them: {self._way}.",)
         names = dict.fromkeys([own, *sorted(str(one["metadata"]["name"]) for one in found)])
         if len(names) <= NAMESPACES_MAX:
             return tuple(names), ()
-        note = f"Only {NAMESPACES_MAX} of {len(names)} namespaces are tried. Name others: {OPTION}."
+        note = (
+            f"Only {NAMESPACES_MAX} of {len(names)} namespaces are tried. Name others: {self._way}."
+        )
         return tuple(names)[:NAMESPACES_MAX], (note,)
 
     async def _may_read(self, namespace: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -14,38 +15,59 @@ from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.place import ClusterPlace
 from unbroken.errors import SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, TokenClients
 from unbroken.kube.clock import monotonic, pause, wall
 from unbroken.listener import Connections, Limits, bound
 from unbroken.local.state import Paths
-from unbroken.log_lines import Log
+from unbroken.log_lines import LastProblem, Log
 
 from . import actions, values
 from .access import KEY_BYTES, Access, read_page_file, write_page_file
 from .account import Account
-from .entrance import Entrance, LinkEntrance, Source
+from .accounts import Accounts
+from .entrance import LinkEntrance, Source
 from .orders import Order
-from .server import COST_FACTOR, Clock, PageServer
+from .reports import OperatorPlace, asking_operator
+from .server import COST_FACTOR, Bounds, Clock, PageServer
+from .signin import SignIn
 
 log = Log(__name__)
 
 HOST = "127.0.0.1"
 LIMITS = Limits(64)
+MANY_LIMITS = Limits(1024)
+"""Limits of connections of a page that many people share: each open tab holds one."""
+MANY_PEOPLE = Bounds(streams=800, streams_each=32, pages=1000, kept_seconds=60.0)
+"""Rights that were taken away, and sessions that have ended, count after a minute at most."""
+CLOCK = Clock(wall, monotonic, pause)
 CLOSING_SECONDS = 0.5
 """Seconds for streams to end when the cluster stops; browsers connect again."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """The past of jobs, which all people share: each sees that of jobs that the person may read."""
+
+    pasts: values.Pasts = field(default_factory=dict)
+    looked_at: float = float("-inf")
+    """Time of the monotonic clock at which a page was read last."""
 
 
 class Pages:
     """Reads the contents of pages from a cluster, and carries out orders."""
 
-    def __init__(self, cluster: Callable[[str], Awaitable[Cluster]], person: str) -> None:
+    def __init__(
+        self,
+        cluster: Callable[[str], Awaitable[Cluster]],
+        person: str,
+        seen: Seen | None = None,
+    ) -> None:
         """`cluster`: connects to the cluster, with the namespace to use and with the rights of the
-        person.  `person`: the name for the events about orders."""
+        person.  `person`: the name for the events about orders.  `seen` None: of its own."""
         self._cluster = cluster
         self._person = person
-        self._pasts: values.Pasts = {}
-        self._looked_at = float("-inf")
-        """Time of the monotonic clock at which a page was read last."""
+        self._seen = seen or Seen()
+        self._problem = LastProblem()
 
     @property
     def source(self) -> Source:
@@ -54,15 +76,15 @@ class Pages:
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
         """The contents of a page; SpecError if there is none at this path."""
-        self._looked_at = monotonic()
+        self._seen.looked_at = monotonic()
         match path:
             case ("jobs",):
-                return await values.jobs_page(await self._cluster(""), self._pasts, wall())
+                return await values.jobs_page(await self._cluster(""), self._seen.pasts, wall())
             case ("nodes",):
                 return await values.nodes_page(await self._cluster(""), wall())
             case ("jobs", namespace, name) if namespace and name:
                 inside = await self._cluster(namespace)
-                return await values.job_page(inside, name, self._pasts, wall())
+                return await values.job_page(inside, name, self._seen.pasts, wall())
             case ("jobs", namespace, name, "incidents", text) if namespace and name:
                 number = whole_number(text, 1, INT32_MAX)
                 if number is not None:
@@ -85,7 +107,7 @@ class Pages:
         sampled_at = float("-inf")
         while True:
             began = monotonic()
-            if values.is_sample_due(began, sampled_at, self._looked_at):
+            if values.is_sample_due(began, sampled_at, self._seen.looked_at):
                 sampled_at = began
                 await self._sample()
             cost = monotonic() - began
@@ -95,9 +117,11 @@ class Pages:
         try:
             cluster = await self._cluster("")
             jobs = await cluster.select(JOBS, namespace="")
-            await values.sample(cluster, self._pasts, wall(), jobs)
+            await values.sample(cluster, self._seen.pasts, wall(), jobs)
+            self._problem.note("")
         except UnbrokenError as error:
-            log.warning("jobs not sampled for the page", error=error)
+            if self._problem.note(str(error)):
+                log.warning("jobs not sampled for the page", error=error)
         except Exception as error:  # noqa: BLE001 -- the page must not end its cluster
             log.error("jobs not sampled for the page", error=repr(error))
 
@@ -118,7 +142,7 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
     pages = Pages(cluster, actions.person_here())
     access = Access(write_page_file(paths.ui, _port(sockets)).key)
     async with (
-        _serving(_entrance(pages, access, sockets), sockets) as address,
+        _serving(_for_one(pages, access, sockets), sockets) as address,
         asyncio.TaskGroup() as tasks,
     ):
         sampling = tasks.create_task(pages.sample())
@@ -140,29 +164,80 @@ async def serving_account(
     access = Access(secrets.token_hex(KEY_BYTES))
     sockets = await _bound(port, 0, "--port")
     pages = Pages(account.cluster, await account.person())
-    async with _serving(_entrance(pages, access, sockets), sockets) as address:
+    async with _serving(_for_one(pages, access, sockets), sockets) as address:
         yield f"{address}?link={access.link_token(wall())}"
 
 
-def _entrance(pages: Pages, access: Access, sockets: Any) -> LinkEntrance:
-    return LinkEntrance(pages.source, access, wall, f"unbroken-{_port(sockets)}")
+@dataclass(frozen=True, slots=True)
+class SharedPage:
+    """Options of a page that many people share."""
+
+    host: str = HOST
+    port: int = 0
+    """0: any that is free."""
+    names: tuple[str, ...] = ()
+    """Host names by which browsers reach it by TLS, besides those of this machine."""
+    operator: OperatorPlace | None = None
+    """Where the operators give reports of agents; None: there are no ranks, steps and curves."""
 
 
 @asynccontextmanager
-async def _serving(entrance: Entrance, sockets: Any) -> AsyncIterator[str]:
+async def serving_people(own: KubeClient, options: SharedPage) -> AsyncIterator[str]:
+    """Serve the page to people who sign in during the block; yield its address.
+
+    `own`: client of the page's own account, which looks at the running jobs for their past.
+    Raises WorldError.
+    """
+    place, seen = ClusterPlace(), Seen()
+    async with AsyncExitStack() as stack:
+        operator = None
+        if options.operator is not None:
+            operator = await stack.enter_async_context(asking_operator(options.operator))
+        clients = await stack.enter_async_context(TokenClients(own.config, "unbroken-page"))
+
+        def source_of(account: Account, person: str) -> Source:
+            async def cluster(namespace: str) -> Cluster:
+                found = await account.cluster(namespace)
+                found.operator = operator
+                return found
+
+            return Pages(cluster, person, seen).source
+
+        async def own_cluster(namespace: str) -> Cluster:
+            found = Cluster(place, own, namespace)
+            found.operator = operator
+            return found
+
+        accounts = Accounts(own, clients, place, source_of)
+        sockets = await _bound(options.port, 0, "--port", options.host)
+        server = PageServer(SignIn(accounts, options.names), CLOCK, MANY_PEOPLE)
+        address = await stack.enter_async_context(_serving(server, sockets, MANY_LIMITS))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        sampling = tasks.create_task(Pages(own_cluster, "", seen).sample())
+        yield address
+        sampling.cancel()
+
+
+def _for_one(pages: Pages, access: Access, sockets: Any) -> PageServer:
+    """The server of a page for one person."""
+    return PageServer(LinkEntrance(pages.source, access, wall, f"unbroken-{_port(sockets)}"), CLOCK)
+
+
+@asynccontextmanager
+async def _serving(server: PageServer, sockets: Any, limits: Limits = LIMITS) -> AsyncIterator[str]:
     """Answer browsers during the block; yield the address."""
-    server = PageServer(entrance, Clock(wall, monotonic, pause))
     # A stream whose browser has left ends at once: nothing else ends it before its next change.
     runner = web.AppRunner(
         server.application(), shutdown_timeout=CLOSING_SECONDS, handler_cancellation=True
     )
     await runner.setup()
     assert runner.server is not None
-    connections = Connections(runner.server, LIMITS)
+    connections = Connections(runner.server, limits)
     try:
         for socket in sockets:
             connections.listen(socket)
-        yield f"http://{HOST}:{_port(sockets)}/"
+        host, port = sockets[0].getsockname()[:2]
+        yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
     finally:
         connections.close()
         await runner.cleanup()
@@ -172,7 +247,7 @@ def _port(sockets: Any) -> int:
     return int(sockets[0].getsockname()[1])
 
 
-async def _bound(port: int, last: int, option: str) -> Any:
+async def _bound(port: int, last: int, option: str, host: str = HOST) -> Any:
     """Listen on the given port; without one (0), on that of the last time, or else on any.
 
     Raises WorldError, which names the option for another port.
@@ -180,7 +255,7 @@ async def _bound(port: int, last: int, option: str) -> Any:
     tried = (port,) if port else dict.fromkeys((last, 0))
     for one in tried:
         try:
-            return await bound(HOST, one)
+            return await bound(host, one)
         except OSError as error:
             reason = error.strerror
-    raise WorldError(f"cannot serve the page at {HOST}:{port}: {reason}; choose another {option}")
+    raise WorldError(f"cannot serve the page at {host}:{port}: {reason}; choose another {option}")

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -32,6 +33,33 @@ To get a link, run <code>unbroken ui</code> as the user who serves the page.</p>
 </html>
 """
 
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    return (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
+
+
+def forged(request: web.Request) -> str:
+    """Why a request may come from a page of another origin; empty: it does not.
+
+    Browsers send `Origin` with every POST, and new ones `Sec-Fetch-Site`.
+    """
+    origin = request.headers.get("Origin", "")
+    is_own = origin and _place(origin) == request.headers.get("Host", "").lower()
+    if is_own and request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin":
+        return ""
+    return "an order must come from a page of this server"
+
+
+def _place(origin: str) -> str:
+    """Host and port of an origin; empty: it is none."""
+    try:
+        found = urlsplit(origin)
+    except ValueError:
+        return ""
+    return found.netloc.lower() if found.scheme in ("http", "https") else ""
+
+
 Read = Callable[[tuple[str, ...]], Awaitable[dict[str, Any]]]
 """Computes the contents of a page from the parts of its path; SpecError: there is no such page."""
 
@@ -50,10 +78,16 @@ class Source:
 class Entrance(Protocol):
     """Decides who sends a request."""
 
-    locked: str
-    """Page in HTML for people who are not known."""
     unknown: str
-    """The same in a sentence."""
+    """A sentence for people who are not known."""
+
+    def locked(self, request: web.Request) -> web.Response:
+        """A page in HTML for people who are not known."""
+        ...
+
+    def person(self, request: web.Request) -> str:
+        """The name of the person who has signed in; empty: people do not sign in here."""
+        ...
 
     def is_own_host(self, host: str) -> bool:
         """True if a Host header names this server."""
@@ -84,7 +118,6 @@ class LinkEntrance:
     server, because another user may listen at its port afterwards.
     """
 
-    locked = LOCKED
     unknown = "this browser has no access: run `unbroken ui` for a link"
 
     def __init__(
@@ -101,8 +134,15 @@ class LinkEntrance:
 
     def is_own_host(self, host: str) -> bool:
         """True for the loopback address by any of its names."""
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        return name.lower() in HOSTS
+        return host_name(host) in HOSTS
+
+    def locked(self, request: web.Request) -> web.Response:
+        """Say how to get a link."""
+        return web.Response(status=401, text=LOCKED, content_type="text/html")
+
+    def person(self, request: web.Request) -> str:
+        """None: a link is for one person, who needs no name."""
+        return ""
 
     async def enter(self, request: web.Request) -> web.StreamResponse | None:
         """Exchange a link for a cookie and the key of orders."""
@@ -112,7 +152,7 @@ class LinkEntrance:
         if not self._access.use_link(request.query["link"], now, self._since):
             if self._has_cookie(request):
                 return web.Response(status=303, headers={"Location": "/"})
-            return web.Response(status=401, text=LOCKED, content_type="text/html")
+            return self.locked(request)
         # A fragment is sent to no server; the page takes it out of the address.
         answer = web.Response(status=303, headers={"Location": f"/#key={self._key}"})
         answer.set_cookie(

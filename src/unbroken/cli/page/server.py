@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -25,11 +26,12 @@ from unbroken.kube.errors import Forbidden
 from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
-from .entrance import Entrance, Source
+from .entrance import Entrance, Source, forged
 from .orders import ORDER_BYTES_MAX, read_order
 
 log = Log(__name__)
 
+HEALTH_PATH = "/healthz"
 LEAST_SECONDS = 1.0
 """Seconds between computations of a page's contents."""
 COST_FACTOR = 20.0
@@ -41,10 +43,23 @@ AWAY_SECONDS = 2.0
 """Seconds until such a page is computed again: its computation was a wait for the cluster."""
 SILENCE_SECONDS = 15.0
 """Seconds without a change after which a stream sends a comment: proxies end silent connections."""
-STREAMS_MAX = 48
-"""Streams at once; the other connections of the server are for files and snapshots."""
-PAGES_MAX = 64
-"""Pages whose contents are kept for their viewers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a server: those of a page for one person, unless another number is given."""
+
+    streams: int = 48
+    """Streams at once; the other connections of the server are for files and snapshots."""
+    streams_each: int = 48
+    """Streams at once of people with the same source."""
+    pages: int = 64
+    """Pages whose contents are kept for their viewers."""
+    kept_seconds: float = float("inf")
+    """Seconds after which contents are computed again, however long that takes."""
+
+
+ONE_PERSON = Bounds()
 TEXT_MAX = 300
 """Characters of an error that an answer repeats."""
 POLICY = "; ".join(
@@ -98,11 +113,12 @@ class _Contents:
 class PageServer:
     """Answers the requests of browsers."""
 
-    def __init__(self, entrance: Entrance, clock: Clock) -> None:
+    def __init__(self, entrance: Entrance, clock: Clock, bounds: Bounds = ONE_PERSON) -> None:
         self._entrance = entrance
         self._clock = clock
+        self._bounds = bounds
         self._contents: dict[tuple[Source, tuple[str, ...]], _Contents] = {}
-        self._streams = 0
+        self._streams = Counter[Source]()
         self._files = built_files()
 
     def application(self) -> web.Application:
@@ -134,6 +150,8 @@ class PageServer:
 
     async def _early_answer(self, request: web.Request) -> web.StreamResponse | None:
         """The answer that refuses a request or gives access; None if the request may be served."""
+        if request.path == HEALTH_PATH:
+            return web.Response(text="ok\n")  # for a kubelet, which asks by the pod's address
         host = request.headers.get("Host", "")
         if not self._entrance.is_own_host(host):
             return _problem(421, f"this server is not {host[:TEXT_MAX]}")
@@ -150,18 +168,22 @@ class PageServer:
         if source is None:
             if request.path.startswith("/api/"):
                 return _problem(401, self._entrance.unknown)
-            return web.Response(status=401, text=self._entrance.locked, content_type="text/html")
+            return self._entrance.locked(request)
         request[SOURCE] = source
         admitted(request)
         return None
 
     async def _index(self, request: web.Request) -> web.Response:
         """Send the page, whose script reads the address."""
-        return web.Response(body=self._files["index.html"], content_type="text/html")
+        body = self._files["index.html"]
+        if person := self._entrance.person(request):
+            named = f'<div id="page" data-person="{html.escape(person)}">'
+            body = body.replace(b'<div id="page">', named.encode())
+        return web.Response(body=body, content_type="text/html")
 
     async def _order(self, request: web.Request) -> web.Response:
         """Carry out an order."""
-        if problem := _forged(request) or self._entrance.refusal_to_act(request):
+        if problem := forged(request) or self._entrance.refusal_to_act(request):
             return _problem(403, problem)
         if request.content_type != "application/json":
             return _problem(415, "an order must be JSON")
@@ -198,19 +220,26 @@ class PageServer:
         return answer
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        if self._streams >= STREAMS_MAX:
-            return _problem(503, f"{STREAMS_MAX} streams are open: close a page")
-        self._streams += 1
+        source, bounds = request[SOURCE], self._bounds
+        for count, most in (
+            (self._streams[source], bounds.streams_each),
+            (self._streams.total(), bounds.streams),
+        ):
+            if count >= most:
+                return _problem(503, f"{count} streams are open: close a page")
+        self._streams[source] += 1
         try:
             return await self._send(request, _path(request))
         finally:
-            self._streams -= 1
+            self._streams[source] -= 1
+            self._streams += Counter()  # forgets those at 0
 
     async def _send(self, request: web.Request, path: tuple[str, ...]) -> web.StreamResponse:
         answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await answer.prepare(request)
         sent, quiet = request.headers.get("Last-Event-ID", ""), 0.0
-        while True:
+        # Access may end while a stream is open: then the stream ends, too.
+        while await self._entrance.source(request) == request[SOURCE]:
             found = await self._current(request[SOURCE], path)
             name = hashlib.sha256(found.body).hexdigest()[:16]
             if name != sent:
@@ -224,13 +253,14 @@ class PageServer:
             wait = max(found.until - self._clock.monotonic(), LEAST_SECONDS)
             await self._clock.pause(wait)
             quiet += wait
+        return answer
 
     async def _current(self, source: Source, path: tuple[str, ...]) -> _Contents:
         """The contents of a page, computed now if they are not new enough."""
         key = (source, path)
         found = self._contents.pop(key, None) or _Contents()
         self._contents[key] = found
-        if len(self._contents) > PAGES_MAX:
+        if len(self._contents) > self._bounds.pages:
             del self._contents[next(iter(self._contents))]
         async with found.lock:
             began = self._clock.monotonic()
@@ -240,7 +270,8 @@ class PageServer:
                 found.body = msgspec.json.encode(value)
                 ended = self._clock.monotonic()
                 cost = max(LEAST_SECONDS, COST_FACTOR * (ended - began))
-                found.until = ended + (AWAY_SECONDS if found.status == AWAY else cost)
+                kept = AWAY_SECONDS if found.status == AWAY else cost
+                found.until = ended + min(kept, self._bounds.kept_seconds)
         return found
 
 
@@ -259,27 +290,6 @@ def _status(error: UnbrokenError) -> int:
     if isinstance(error, SpecError):
         return 404
     return 403 if isinstance(error, Forbidden) else AWAY
-
-
-def _forged(request: web.Request) -> str:
-    """Why a request may come from a page of another origin; empty: it does not.
-
-    Browsers send `Origin` with every POST, and new ones `Sec-Fetch-Site`.
-    """
-    origin = request.headers.get("Origin", "")
-    is_own = origin and _place(origin) == request.headers.get("Host", "").lower()
-    if is_own and request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin":
-        return ""
-    return "an order must come from a page of this server"
-
-
-def _place(origin: str) -> str:
-    """Host and port of an origin; empty: it is none."""
-    try:
-        found = urlsplit(origin)
-    except ValueError:
-        return ""
-    return found.netloc.lower() if found.scheme in ("http", "https") else ""
 
 
 def _path(request: web.Request) -> tuple[str, ...]:
