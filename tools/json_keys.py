@@ -259,6 +259,7 @@ snapshots[].losses[].stepsText | text | steps to make again; none: no step
 snapshots[].losses[].sourceText | text | where the state would come from
 snapshots[].losses[].stepsRepeated | integer | steps to make again
 now | time | time of the contents
+reported | time | time at which the agents were asked for the state of the ranks
 parts | object[] | parts of the job's time, which add up to the total
 parts[].part | text | name of the part
 parts[].partSeconds | number | seconds of the part
@@ -293,6 +294,7 @@ different[].alarms | text[] | alarms
 differentCount | integer | number of ranks that differ
 page job:watch | text[] | how soon a hang of which ranks is detected
 incidentCount | integer | number of incidents
+podCount | integer | number of pods; at most 64 are listed, those that differ from most first
 page job:incidents | object[] | newest incidents, the oldest first
 page job:incidents[].number | integer | number of the incident
 page job:incidents[].attempt | integer | attempt that broke

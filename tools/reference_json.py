@@ -137,6 +137,7 @@ PAGES: Mapping[str, Parts] = {
         ("", JOB),
         ("", f"{PAGE}:job_page"),
         ("", f"{PAGE}:training_values"),
+        ("", f"{PAGE}:ranks_values"),
         ("goodput.", GOODPUT),
         ("parts[].", f"{PAGE}:part_value"),
         ("history.", f"{PAGE}:history_value"),

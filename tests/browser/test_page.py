@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -121,6 +122,32 @@ def test_an_open_page_survives_a_restart_of_the_cluster(cli: Cli, browser: Any) 
     visitor.page.locator(".live.live").wait_for()
     visitor.sees("2 of 2 nodes ready")
     assert [one for one in visitor.errors if not one.startswith(SILENCE)] == []
+
+
+def test_the_past_of_a_job_outlives_a_restart_of_the_cluster(cli: Cli, browser: Any) -> None:
+    cli.script("past.py", TRAIN)
+    options = ("--nnodes", "1", "--nproc-per-node", "1", "--name", "past", "--detach")
+    cli.call("run", *options, "past.py")
+    visitor = Visitor(browser, cli.call("ui").stdout.strip())
+
+    def past() -> list[float]:
+        answer = visitor.page.request.get(f"{visitor.origin}/api/page/jobs/default/past")
+        found: list[float] = json.loads(answer.body())["history"]["times"]
+        return found
+
+    visitor.page.goto(f"{visitor.origin}/jobs/default/past")
+    before = wait_until(past, lambda found: len(found) >= 3)
+    cli.call("down")
+    cli.call("up", "--detach")
+    visitor.page.locator(".live.live").wait_for()
+    assert past()[: len(before)] == before
+    visitor.sees("steps per second")
+    cli.call("delete", "past")
+    with sqlite3.connect(cli.directory / "ui-history.sqlite") as kept:
+        jobs = "SELECT count(*) FROM jobs"
+        count = kept.execute(jobs).fetchone()[0]
+        assert count >= 1
+        wait_until(lambda: kept.execute(jobs).fetchone()[0] < count)
 
 
 def test_the_page_is_used_by_keyboard_alone(cli: Cli, browser: Any) -> None:

@@ -514,6 +514,10 @@ export interface JobPage {
     partSeconds: number;
   }[];
   /**
+   * number of pods; at most 64 are listed, those that differ from most first
+   */
+  podCount: number;
+  /**
    * pods of the job
    */
   pods: {
@@ -562,6 +566,10 @@ export interface JobPage {
    * pods that train
    */
   replicas: number;
+  /**
+   * time at which the agents were asked for the state of the ranks
+   */
+  reported: string;
   /**
    * number of restarts
    */

@@ -92,6 +92,7 @@ export function jobPage(change: Partial<JobPage> = {}): JobPage {
     step,
     stepsPerSecond,
     now: "2026-11-29T10:01:40Z",
+    reported: "2026-11-29T10:01:40Z",
     parts: [
       { part: "productive", partSeconds: 93.31 },
       { part: "start-up", partSeconds: 5 },
@@ -113,6 +114,7 @@ export function jobPage(change: Partial<JobPage> = {}): JobPage {
     incidentCount: 1,
     incidents: [recovery()],
     snapshots: [],
+    podCount: 1,
     pods: [
       {
         name: "train-pods-0",

@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
+from typing import Any
 
 from unbroken.errors import PeerError
 from unbroken.foreign_numbers import PORT_MAX, whole_number
@@ -229,9 +230,8 @@ async def connected(
         raise PeerError(f"no address: {address[:100]!r}")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
-        result = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, where = result[0]
-        sock = socket.socket(family, kind, protocol)
+        family, where = await _place(host.strip("[]"), port)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             await loop.sock_connect(sock, where)
@@ -243,3 +243,17 @@ async def connected(
         if key is not None:
             await peer.greet(key, uid)
         yield peer
+
+
+async def _place(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """Family and address of a host.  Raises OSError.
+
+    An address is not looked up: that takes a thread, and there are thousands of agents.
+    """
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        loop = asyncio.get_running_loop()
+        family, _, _, _, where = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+        return family, where
+    return socket.AF_INET, (host, port)

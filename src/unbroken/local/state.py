@@ -124,6 +124,8 @@ class Paths:
     """The master key of the operator (operator/key)."""
     ui: Path = field(init=False)
     """Key and port of the live page."""
+    ui_history: Path = field(init=False)
+    """Steps and metrics of jobs over time, for the live page."""
     ui_link: Path = field(init=False)
     """File that takes a browser of this machine to the live page."""
 
@@ -139,6 +141,7 @@ class Paths:
             ("cluster_api_credentials", "cluster-api-credentials"),
             ("operator_key", "operator.key"),
             ("ui", "ui.json"),
+            ("ui_history", "ui-history.sqlite"),
             ("ui_link", "ui.html"),
         ):
             object.__setattr__(self, name, self.directory / file)

@@ -18,7 +18,8 @@ from aiohttp import web
 from unbroken.cli.page.access import Access
 from unbroken.cli.page.entrance import LinkEntrance, Source
 from unbroken.cli.page.orders import Order
-from unbroken.cli.page.server import HEADERS, Clock, PageServer, built_files
+from unbroken.cli.page.server import HEADERS, PageServer, built_files
+from unbroken.cli.page.turns import Clock, Turns
 from unbroken.errors import SpecError, WorldError
 
 NOW = 1_800_000_000.0
@@ -76,9 +77,10 @@ class Site:
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Site, aiohttp.ClientSession]]:
     site = Site({("jobs",): {"jobs": [], "resumed": []}})
-    clock = Clock(lambda: NOW, lambda: site.seconds, site.pause)
+    clock = Clock(lambda: NOW, lambda: site.seconds, site.pause, lambda: site.seconds)
     source = Source(site.read, site.text, site.act)
-    server = PageServer(LinkEntrance(source, site.access, lambda: NOW, "unbroken"), clock)
+    entrance = LinkEntrance(source, site.access, lambda: NOW, "unbroken")
+    server = PageServer(entrance, clock, Turns(clock))
     runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     place = web.TCPSite(runner, "127.0.0.1", 0)
@@ -262,6 +264,8 @@ async def test_a_stream_that_is_opened_again_continues_after_what_was_seen() -> 
         site.seconds += 60.0
         headers = {**site.cookie, "Last-Event-ID": seen}
         async with session.get(site.url("/api/stream/jobs"), headers=headers) as stream:
+            site.later()
+            site.later()  # the first stream may not have ended yet
             assert json.loads((await event(stream))["data"])["jobs"] == ["new"]
 
 
@@ -271,6 +275,48 @@ async def test_viewers_of_a_page_share_one_computation() -> None:
             async with session.get(site.url("/api/page/jobs"), headers=site.cookie) as answer:
                 assert answer.status == 200
         assert site.reads == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip, deflate, br", "identity"])
+async def test_a_stream_is_the_same_compressed_or_not(encoding: str) -> None:
+    async with served() as (site, session):
+        site.contents["jobs",] = {"jobs": ["a" * 10_000]}
+        headers = {**site.cookie, "Accept-Encoding": encoding}
+        async with session.get(site.url("/api/stream/jobs"), headers=headers) as stream:
+            assert stream.headers.get("Content-Encoding") == (
+                "gzip" if "gzip" in encoding else None
+            )
+            assert json.loads((await event(stream))["data"]) == {"jobs": ["a" * 10_000]}
+            site.contents["jobs",] = {"jobs": ["b"]}
+            site.later()
+            assert json.loads((await event(stream))["data"]) == {"jobs": ["b"]}
+            for _ in range(20):
+                site.later()
+            assert "data" not in await event(stream)
+
+
+async def test_one_who_opens_a_page_that_others_follow_has_what_they_have() -> None:
+    async with served() as (site, session):
+        url = site.url("/api/stream/jobs")
+        async with session.get(url, headers=site.cookie) as one:
+            seen = await event(one)
+            site.contents["jobs",] = {"jobs": ["new"]}
+            site.seconds += 60.0
+            async with session.get(url, headers=site.cookie) as other:
+                assert await event(other) == seen
+                assert site.reads == 1
+
+
+async def test_a_new_page_waits_for_no_turn() -> None:
+    async with served() as (site, session):
+        site.cost = 10.0
+        for name in ("a", "b"):
+            site.contents["jobs", "x", name] = {"name": name}
+            async with session.get(
+                site.url(f"/api/stream/jobs/x/{name}"), headers=site.cookie
+            ) as one:
+                assert json.loads((await event(one))["data"]) == {"name": name}
+        assert site.seconds == 20.0
 
 
 async def test_a_page_is_there_soon_after_a_cluster_that_kept_it_waiting_returns() -> None:

@@ -13,6 +13,7 @@ from tests.cli_calls import assert_fits
 from unbroken.cli.nodes.views import with_belongings
 from unbroken.cli.page.values import (
     JOBS_MAX,
+    PODS_SHOWN,
     SAMPLE_SECONDS,
     JobPast,
     heat_map_value,
@@ -21,6 +22,7 @@ from unbroken.cli.page.values import (
     is_sample_due,
     node_value,
     past,
+    pod_values,
     recovery_value,
 )
 from unbroken.core.page.heat_map import heat_map
@@ -101,9 +103,9 @@ def test_columns_have_equal_lengths_and_bounded_size() -> None:
     [
         (float("-inf"), float("-inf"), True),
         (98.0, 99.0, True),
-        (98.0, 41.0, True),
-        (98.0, 40.0, False),
-        (71.0, 0.0, False),
+        (98.0, -79.0, True),
+        (98.0, -80.0, False),
+        (71.0, -100.0, False),
         (70.0, float("-inf"), True),
     ],
 )
@@ -158,3 +160,23 @@ def test_each_node_has_the_pods_of_jobs_that_are_on_it() -> None:
         for node, held, mine in found
     ]
     assert of_nodes == [("n", None, ["p-1", "p-0"]), ("other", record, ["p-3"]), ("idle", None, [])]
+
+
+def test_of_thousands_of_pods_those_that_differ_are_shown_first() -> None:
+    usual = {"node": "n", "phase": "Running", "restarts": 0, "reason": ""}
+    pods = [{**usual, "name": f"p-{number:04}"} for number in range(2048)]
+    pods[1500]["phase"], pods[1800]["restarts"] = "Pending", 1
+    found = pod_values(pods, {})
+    assert len(found) == PODS_SHOWN
+    assert [one["name"] for one in found[:3]] == ["p-1500", "p-1800", "p-0000"]
+    assert [one["name"] for one in pod_values(pods[1500:1510], {})][:2] == ["p-1500", "p-1501"]
+
+
+def test_reports_are_used_again_for_a_while() -> None:
+    seen = JobPast()
+    assert not seen.is_newer(0.0, 60.0)
+    seen.asked_at = 100.0
+    assert [seen.is_newer(now, 60.0) for now in (99.0, 100.0, 159.0, 160.0)] == [
+        *(False, True, True, False)
+    ]
+    assert not seen.is_newer(100.0, 0.0), "a command always asks"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from unbroken.core.page.heat_map import CELLS_MAX, Cell, heat_map, steps_apart
+from unbroken.core.page.heat_map import CELLS_MAX, Cell, differ, heat_map, signs_of, steps_apart
 from unbroken.wire.observation import Alarm, RankWatch
 
 NOW = 1000.0
@@ -78,3 +79,28 @@ def test_a_rank_that_no_job_has_makes_no_larger_map() -> None:
 def test_a_sign_from_a_clock_that_is_ahead_is_no_silence() -> None:
     (cell,) = heat_map([RankWatch(0, sign_at=NOW + 60.0, allowed_seconds=5.0)], NOW).cells
     assert (cell.silence_seconds, cell.silence_share) == (0.0, 0.0)
+
+
+def test_ranks_whose_agents_were_asked_one_after_the_other_are_equal() -> None:
+    watches = [replace(one, step=50 + one.rank // 4) for one in ranks(40)]
+    signs = [signs_of(one, NOW) for one in watches]
+    assert sum(differ(signs)) > 0
+    assert not any(differ(signs, asked_seconds=5.0))
+    assert heat_map(watches, NOW, asked_seconds=5.0).steps_apart == 13
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "eval"},
+        {"step": 40},
+        {"step": None},
+        {"sign_at": NOW - 2.6},
+        {"alarms": (Alarm("stopped", 900.0, 900.0, "stopped by a signal"),)},
+    ],
+)
+def test_a_rank_differs_by_phase_step_silence_or_alarm(change: dict[str, Any]) -> None:
+    watches = ranks(4)
+    watches[2] = replace(watches[2], **change)
+    assert differ([signs_of(one, NOW) for one in watches]) == [False, False, True, False]
+    assert differ([]) == []

@@ -149,7 +149,15 @@ export function Job({ page }: { page: JobPage }) {
         ))}
         <Card title="Pods" id="pods" wide>
           {page.pods.length > 0 ? (
-            <Table label="Pods" columns={PODS} rows={page.pods} />
+            <>
+              <Table label="Pods" columns={PODS} rows={page.pods} />
+              {page.podCount > page.pods.length && (
+                <p class="quiet">
+                  {page.pods.length} of {counted(page.podCount, "pod")}, those that differ first. All of them:{" "}
+                  <code>unbroken describe {page.name}</code>
+                </p>
+              )}
+            </>
           ) : (
             <p class="quiet">{page.missing.length > 0 ? "No pods are shown." : "The job has no pods."}</p>
           )}
@@ -218,7 +226,7 @@ function markOf(incident: JobPage["incidents"][number]): Mark {
 }
 
 function Different({ page }: { page: JobPage }) {
-  const now = new Date(page.now).getTime();
+  const now = new Date(page.reported).getTime();
   const silence = (rank: Rank) =>
     rank.lastSign === null ? NONE : span(Math.max(0, (now - new Date(rank.lastSign).getTime()) / 1000));
   const columns: Column<Rank>[] = [

@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median_high
 from typing import Any, Generic, TypeVar
 
 from unbroken.cli.connection import JOB_LABEL, SECRETS, Cluster, Object, ReportSource
-from unbroken.core.page.heat_map import LATE_SHARE, steps_apart
+from unbroken.core.page.heat_map import RankSigns, differ
 from unbroken.core.patience import START
 from unbroken.errors import PeerError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
@@ -54,16 +53,13 @@ def watch_value(watch: RankWatch) -> dict[str, Any]:
         return None if at is None else time_text(at, has_microseconds=True)
 
     return {
-        "rank": watch.rank,
         "phase": watch.phase,
         "step": watch.step,
         "stepTime": when(watch.step_at),
         "stepSeconds": watch.step_seconds,
         "lastSign": when(watch.sign_at),
         "allowedSeconds": watch.allowed_seconds,
-        "bound": watch.bound,
-        "lookSeconds": watch.look_seconds,
-        "actSeconds": watch.act_seconds,
+        **bound_value(watch),
         "lateSince": when(watch.late_since),
         "checkpointStep": watch.checkpoint_step,
         "metrics": {k: v if math.isfinite(v) else str(v) for k, v in watch.metrics.items()},
@@ -71,6 +67,16 @@ def watch_value(watch: RankWatch) -> dict[str, Any]:
             {"detector": one.detector, "since": when(one.since), "why": one.why}
             for one in watch.alarms
         ],
+    }
+
+
+def bound_value(watch: RankWatch) -> dict[str, Any]:
+    """How soon a hang of a rank is detected, as `bound_lines` reads it."""
+    return {
+        "rank": watch.rank,
+        "bound": watch.bound,
+        "lookSeconds": watch.look_seconds,
+        "actSeconds": watch.act_seconds,
     }
 
 
@@ -95,8 +101,11 @@ def bound_lines(ranks: Sequence[Rank]) -> Iterator[str]:
     """A line for each kind of bound: its ranks, and how soon their hang is detected."""
     from unbroken.core.diagnosis.stacks import name_ranks
 
+    by_bound: dict[str, list[Rank]] = {}
+    for one in ranks:
+        by_bound.setdefault(one["bound"], []).append(one)
     for bound, sign in SIGNS.items():
-        found = [one for one in ranks if one["bound"] == bound.value]
+        found = by_bound.get(bound.value, [])
         if not found:
             continue
         who = name_ranks([one["rank"] for one in found])
@@ -132,20 +141,19 @@ def others_line(ranks: Sequence[Rank], now: float) -> str:
 
 def differing(ranks: Sequence[Rank], now: float) -> list[Rank]:
     """Ranks with an alarm, with another phase or step than most, or long silent."""
-    phase = Counter(one["phase"] for one in ranks).most_common(1)[0][0]
-    steps = [one["step"] for one in ranks if one["step"] is not None]
-    # The middle rank's step, if most ranks report steps.
-    step = median_high(steps) if 2 * len(steps) > len(ranks) else None
-    apart = steps_apart(one["stepSeconds"] for one in ranks)
-
-    def is_different(one: Rank) -> bool:
-        silence, allowed = _silence(one, now), one["allowedSeconds"]
-        is_late = silence is not None and allowed is not None and silence > LATE_SHARE * allowed
-        is_apart = (one["step"] is None) != (step is None)
-        is_apart |= None not in (one["step"], step) and abs(one["step"] - step) > apart
-        return bool(one["alarms"]) or one["phase"] != phase or is_apart or is_late
-
-    return sorted(filter(is_different, ranks), key=lambda one: (not one["alarms"], one["rank"]))
+    signs = [
+        RankSigns(
+            one["phase"],
+            one["step"],
+            one["stepSeconds"],
+            _silence(one, now),
+            one["allowedSeconds"],
+            has_alarm=bool(one["alarms"]),
+        )
+        for one in ranks
+    ]
+    found = (one for one, differs in zip(ranks, differ(signs), strict=True) if differs)
+    return sorted(found, key=lambda one: (not one["alarms"], one["rank"]))
 
 
 def _silence(one: Rank, now: float) -> float | None:
@@ -172,6 +180,8 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 2.0
 """Timeout of a request to an agent; the answer of a slower agent is left out."""
+ASKED_TOGETHER = 64
+"""Agents that are asked at the same time: thousands at once would all be too slow."""
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer of an agent: evidence of all ranks of a node."""
 
@@ -271,7 +281,13 @@ async def _ask(
         return {}
     key = await job_key(cluster, pods)
     reachable = [pod for pod in pods if (pod.get("status") or {}).get("podIP")]
-    answers = await asyncio.gather(*(question.ask(pod, key) for pod in reachable))
+    turns = asyncio.Semaphore(ASKED_TOGETHER)
+
+    async def ask(pod: Object) -> T | None:
+        async with turns:
+            return await question.ask(pod, key)
+
+    answers = await asyncio.gather(*map(ask, reachable))
     names = [str(pod["metadata"]["name"]) for pod in reachable]
     return {name: one for name, one in zip(names, answers, strict=True) if one is not None}
 

@@ -7,16 +7,18 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.place import ClusterPlace
+from unbroken.core.page.history import MetricHistory
 from unbroken.errors import SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.client import KubeClient, TokenClients
-from unbroken.kube.clock import monotonic, pause, wall
+from unbroken.kube.clock import monotonic, pause, processor, wall
 from unbroken.listener import Connections, Limits, bound
 from unbroken.local.state import Paths
 from unbroken.log_lines import LastProblem, Log
@@ -27,9 +29,11 @@ from .account import Account
 from .accounts import Accounts
 from .entrance import LinkEntrance, Source
 from .orders import Order
+from .past_file import SAVE_SECONDS, PastFile, past_file
 from .reports import OperatorPlace, asking_operator
-from .server import COST_FACTOR, Bounds, Clock, PageServer
+from .server import Bounds, PageServer
 from .signin import SignIn
+from .turns import Clock, Turns
 
 log = Log(__name__)
 
@@ -39,7 +43,13 @@ MANY_LIMITS = Limits(1024)
 """Limits of connections of a page that many people share: each open tab holds one."""
 MANY_PEOPLE = Bounds(streams=800, streams_each=32, pages=1000, kept_seconds=60.0)
 """Rights that were taken away, and sessions that have ended, count after a minute at most."""
-CLOCK = Clock(wall, monotonic, pause)
+MANY_COST_FACTOR = 2.0
+"""The page that many people share is a process of its own, and may take half a core: each person's
+contents are computed with the person's own rights."""
+CLOCK = Clock(wall, monotonic, pause, processor)
+KEPT_SECONDS = 60.0
+"""Age up to which a page shows reports of agents: so a page is there at once, and then has new ones
+when the agents' turn has come."""
 CLOSING_SECONDS = 0.5
 """Seconds for streams to end when the cluster stops; browsers connect again."""
 
@@ -60,12 +70,15 @@ class Pages:
         self,
         cluster: Callable[[str], Awaitable[Cluster]],
         person: str,
+        turns: Turns,
         seen: Seen | None = None,
     ) -> None:
         """`cluster`: connects to the cluster, with the namespace to use and with the rights of the
-        person.  `person`: the name for the events about orders.  `seen` None: of its own."""
+        person.  `person`: the name for the events about orders.  `turns`: of all work.  `seen`
+        None: of its own."""
         self._cluster = cluster
         self._person = person
+        self._turns = turns
         self._seen = seen or Seen()
         self._problem = LastProblem()
 
@@ -84,7 +97,8 @@ class Pages:
                 return await values.nodes_page(await self._cluster(""), wall())
             case ("jobs", namespace, name) if namespace and name:
                 inside = await self._cluster(namespace)
-                return await values.job_page(inside, name, self._seen.pasts, wall())
+                pasts = self._seen.pasts
+                return await values.job_page(inside, name, pasts, wall(), KEPT_SECONDS)
             case ("jobs", namespace, name, "incidents", text) if namespace and name:
                 number = whole_number(text, 1, INT32_MAX)
                 if number is not None:
@@ -103,21 +117,56 @@ class Pages:
         return await actions.carry_out(order, self._cluster, self._person)
 
     async def sample(self) -> None:
-        """Sample the running jobs for ever, in at most 5 % of the time."""
+        """Sample the running jobs for ever, and ask the agents of those whose pages are open."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sample_all())
+            tasks.create_task(self._ask_open())
+
+    async def keep(self, file: PastFile) -> None:
+        """Save the past of all jobs for ever, and at the end."""
+        try:
+            while True:
+                await pause(SAVE_SECONDS)
+                file.save(self._histories())
+        finally:
+            file.save(self._histories())
+
+    def _histories(self) -> dict[str, MetricHistory]:
+        return {uid: one.history for uid, one in self._seen.pasts.items()}
+
+    async def _sample_all(self) -> None:
         sampled_at = float("-inf")
         while True:
             began = monotonic()
             if values.is_sample_due(began, sampled_at, self._seen.looked_at):
                 sampled_at = began
-                await self._sample()
-            cost = monotonic() - began
-            await pause(max(values.SAMPLE_SECONDS, COST_FACTOR * cost))
+                await self._tried(self._sample)
+            await pause(values.SAMPLE_SECONDS)
+
+    async def _ask_open(self) -> None:
+        while True:
+            for seen in [one for one in self._seen.pasts.values() if one.is_open(wall())]:
+                if not seen.is_newer(wall(), values.SAMPLE_SECONDS / 2):
+                    await self._tried(partial(self._ask, seen))
+            await pause(values.SAMPLE_SECONDS)
 
     async def _sample(self) -> None:
+        cluster, pasts = await self._cluster(""), self._seen.pasts
+        jobs = await cluster.select(JOBS, namespace="")
+        values.forget_deleted(pasts, jobs)
+        for job in values.running_jobs(jobs):
+            if not values.past(pasts, job).is_newer(wall(), values.SAMPLE_SECONDS):
+                async with self._turns.turn():
+                    await values.sample_job(cluster, pasts, wall(), job)
+
+    async def _ask(self, seen: values.JobPast) -> None:
+        cluster = await self._cluster(seen.job["metadata"]["namespace"])
+        async with self._turns.turn():
+            await values.ask(cluster, seen, seen.job, seen.pods, wall())
+
+    async def _tried(self, act: Callable[[], Awaitable[None]]) -> None:
         try:
-            cluster = await self._cluster("")
-            jobs = await cluster.select(JOBS, namespace="")
-            await values.sample(cluster, self._seen.pasts, wall(), jobs)
+            await act()
             self._problem.note("")
         except UnbrokenError as error:
             if self._problem.note(str(error)):
@@ -139,15 +188,19 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
     async def cluster(namespace: str) -> Cluster:
         return Cluster(place, client, namespace)
 
-    pages = Pages(cluster, actions.person_here())
     access = Access(write_page_file(paths.ui, _port(sockets)).key)
-    async with (
-        _serving(_for_one(pages, access, sockets), sockets) as address,
-        asyncio.TaskGroup() as tasks,
-    ):
-        sampling = tasks.create_task(pages.sample())
-        yield address
-        sampling.cancel()
+    turns = Turns(CLOCK)
+    with past_file(paths.ui_history) as (file, past):
+        seen = Seen({uid: values.JobPast(one) for uid, one in past.items()})
+        pages = Pages(cluster, actions.person_here(), turns, seen)
+        async with (
+            _serving(_for_one(pages, access, turns, sockets), sockets) as address,
+            asyncio.TaskGroup() as tasks,
+        ):
+            running = [tasks.create_task(pages.sample()), tasks.create_task(pages.keep(file))]
+            yield address
+            for task in running:
+                task.cancel()
 
 
 @asynccontextmanager
@@ -163,8 +216,9 @@ async def serving_account(
     await account.cluster("")
     access = Access(secrets.token_hex(KEY_BYTES))
     sockets = await _bound(port, 0, "--port")
-    pages = Pages(account.cluster, await account.person())
-    async with _serving(_for_one(pages, access, sockets), sockets) as address:
+    turns = Turns(CLOCK)
+    pages = Pages(account.cluster, await account.person(), turns)
+    async with _serving(_for_one(pages, access, turns, sockets), sockets) as address:
         yield f"{address}?link={access.link_token(wall())}"
 
 
@@ -188,7 +242,7 @@ async def serving_people(own: KubeClient, options: SharedPage) -> AsyncIterator[
     `own`: client of the page's own account, which looks at the running jobs for their past.
     Raises WorldError.
     """
-    place, seen = ClusterPlace(), Seen()
+    place, seen, turns = ClusterPlace(), Seen(), Turns(CLOCK, MANY_COST_FACTOR)
     async with AsyncExitStack() as stack:
         operator = None
         if options.operator is not None:
@@ -201,7 +255,7 @@ async def serving_people(own: KubeClient, options: SharedPage) -> AsyncIterator[
                 found.operator = operator
                 return found
 
-            return Pages(cluster, person, seen).source
+            return Pages(cluster, person, turns, seen).source
 
         async def own_cluster(namespace: str) -> Cluster:
             found = Cluster(place, own, namespace)
@@ -210,17 +264,18 @@ async def serving_people(own: KubeClient, options: SharedPage) -> AsyncIterator[
 
         accounts = Accounts(own, clients, place, source_of)
         sockets = await _bound(options.port, 0, "--port", options.host)
-        server = PageServer(SignIn(accounts, options.names), CLOCK, MANY_PEOPLE)
+        server = PageServer(SignIn(accounts, options.names), CLOCK, turns, MANY_PEOPLE)
         address = await stack.enter_async_context(_serving(server, sockets, MANY_LIMITS))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        sampling = tasks.create_task(Pages(own_cluster, "", seen).sample())
+        sampling = tasks.create_task(Pages(own_cluster, "", turns, seen).sample())
         yield address
         sampling.cancel()
 
 
-def _for_one(pages: Pages, access: Access, sockets: Any) -> PageServer:
+def _for_one(pages: Pages, access: Access, turns: Turns, sockets: Any) -> PageServer:
     """The server of a page for one person."""
-    return PageServer(LinkEntrance(pages.source, access, wall, f"unbroken-{_port(sockets)}"), CLOCK)
+    entrance = LinkEntrance(pages.source, access, wall, f"unbroken-{_port(sockets)}")
+    return PageServer(entrance, CLOCK, turns)
 
 
 @asynccontextmanager

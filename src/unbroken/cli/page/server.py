@@ -4,7 +4,8 @@
 an order, by POST (`orders`): it comes from a page of this origin, as JSON of bounded size.
 
 A stream sends the contents of one page whenever they have changed. They are whole, so a browser
-that was cut off needs nothing but the next ones. All viewers of a page share one computation.
+that was cut off needs nothing but the next ones. All viewers of a page share one computation and
+one compression.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import html
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,21 +30,22 @@ from unbroken.log_lines import Log
 
 from .entrance import Entrance, Source, forged
 from .orders import ORDER_BYTES_MAX, read_order
+from .turns import Clock, Turns
 
 log = Log(__name__)
 
 HEALTH_PATH = "/healthz"
 LEAST_SECONDS = 1.0
 """Seconds between computations of a page's contents."""
-COST_FACTOR = 20.0
-"""A page is computed again after this many times the seconds of its computation. So each page takes
-at most 5 % of the time, however many ranks a job has."""
 AWAY = 503
 """Status of a page whose cluster has not answered."""
 AWAY_SECONDS = 2.0
 """Seconds until such a page is computed again: its computation was a wait for the cluster."""
 SILENCE_SECONDS = 15.0
 """Seconds without a change after which a stream sends a comment: proxies end silent connections."""
+SILENCE = b": no change\n\n"
+PACKED_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+"""Beginning of a stream in gzip (RFC 1952, 2.3), without a name or a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +94,54 @@ SOURCE = web.RequestKey("source", Source)
 
 
 @dataclass(slots=True)
-class Clock:
-    """Clocks of the server, given by its driver."""
-
-    wall: Callable[[], float]
-    monotonic: Callable[[], float]
-    pause: Callable[[float], Awaitable[None]]
-
-
-@dataclass(slots=True)
 class _Contents:
     """The newest contents of a page."""
 
+    source: Source
+    path: tuple[str, ...]
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     until: float = float("-inf")
     """Time of the monotonic clock from which they are computed again."""
+    latest: float = float("inf")
+    """Time of the monotonic clock at which they are, whatever that costs."""
+    followers: int = 0
+    """Streams of the page, which have it computed again and again."""
     body: bytes = b""
     status: int = 200
+    name: str = ""
+    """Name of these contents; empty: none were computed yet."""
+    packed: bytes = b""
+    """Their event as compressed for a stream; empty: not yet."""
+
+    def event(self) -> bytes:
+        """Return the event with these contents."""
+        kind = "contents" if self.status == 200 else "problem"
+        # A line break would end the event; JSON has none outside of strings.
+        return f"id: {self.name}\nevent: {kind}\ndata: ".encode() + self.body + b"\n\n"
+
+    def packed_event(self) -> bytes:
+        """Return the event, compressed once for all streams."""
+        if not self.packed:
+            self.packed = packed(self.event())
+        return self.packed
+
+
+def packed(text: bytes) -> bytes:
+    """Compress a piece of a stream in gzip, so that it can follow any other piece."""
+    packer = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
+    return packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 class PageServer:
     """Answers the requests of browsers."""
 
-    def __init__(self, entrance: Entrance, clock: Clock, bounds: Bounds = ONE_PERSON) -> None:
+    def __init__(
+        self, entrance: Entrance, clock: Clock, turns: Turns, bounds: Bounds = ONE_PERSON
+    ) -> None:
+        """`turns`: of all work for the page."""
         self._entrance = entrance
         self._clock = clock
+        self._turns = turns
         self._bounds = bounds
         self._contents: dict[tuple[Source, tuple[str, ...]], _Contents] = {}
         self._streams = Counter[Source]()
@@ -235,44 +261,67 @@ class PageServer:
             self._streams += Counter()  # forgets those at 0
 
     async def _send(self, request: web.Request, path: tuple[str, ...]) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        headers = {**HEADERS, "Content-Type": "text/event-stream"}
+        is_packed = "gzip" in request.headers.get("Accept-Encoding", "")
+        if is_packed:
+            headers["Content-Encoding"] = "gzip"
+        answer = web.StreamResponse(headers=headers)
         await answer.prepare(request)
+        if is_packed:
+            await answer.write(PACKED_HEAD)
+        found = await self._current(request[SOURCE], path)
+        found.followers += 1
+        try:
+            await self._follow(request, answer, found)
+        finally:
+            found.followers -= 1
+        return answer
+
+    async def _follow(
+        self, request: web.Request, answer: web.StreamResponse, found: _Contents
+    ) -> None:
+        """Send contents that have changed, for as long as the viewer has access."""
+        is_packed = "Content-Encoding" in answer.headers
+        silence = packed(SILENCE) if is_packed else SILENCE
         sent, quiet = request.headers.get("Last-Event-ID", ""), 0.0
         # Access may end while a stream is open: then the stream ends, too.
         while await self._entrance.source(request) == request[SOURCE]:
-            found = await self._current(request[SOURCE], path)
-            name = hashlib.sha256(found.body).hexdigest()[:16]
-            if name != sent:
-                event = "contents" if found.status == 200 else "problem"
-                head = f"id: {name}\nevent: {event}\ndata: ".encode()
-                await answer.write(head + found.body + b"\n\n")
-                sent, quiet = name, 0.0
+            if found.name != sent:
+                await answer.write(found.packed_event() if is_packed else found.event())
+                sent, quiet = found.name, 0.0
             elif quiet >= SILENCE_SECONDS:
-                await answer.write(b": no change\n\n")
+                await answer.write(silence)
                 quiet = 0.0
             wait = max(found.until - self._clock.monotonic(), LEAST_SECONDS)
             await self._clock.pause(wait)
             quiet += wait
-        return answer
+            async with found.lock:
+                if self._clock.monotonic() >= found.until:
+                    async with self._turns.turn(found.latest):
+                        await self._compute(found)
 
     async def _current(self, source: Source, path: tuple[str, ...]) -> _Contents:
-        """The contents of a page, computed now if they are not new enough."""
+        """The contents of a page: as new as its viewers have them, or computed now."""
         key = (source, path)
-        found = self._contents.pop(key, None) or _Contents()
+        found = self._contents.pop(key, None) or _Contents(source, path)
         self._contents[key] = found
         if len(self._contents) > self._bounds.pages:
             del self._contents[next(iter(self._contents))]
+        if found.followers and found.name:
+            return found
         async with found.lock:
-            began = self._clock.monotonic()
-            if began >= found.until:
-                found.status, value = await _read(source, path)
-                # A line break would end the event; JSON has none outside of strings.
-                found.body = msgspec.json.encode(value)
-                ended = self._clock.monotonic()
-                cost = max(LEAST_SECONDS, COST_FACTOR * (ended - began))
-                kept = AWAY_SECONDS if found.status == AWAY else cost
-                found.until = ended + min(kept, self._bounds.kept_seconds)
+            if self._clock.monotonic() >= found.until:
+                with self._turns.at_once():
+                    await self._compute(found)
         return found
+
+    async def _compute(self, found: _Contents) -> None:
+        found.status, value = await _read(found.source, found.path)
+        found.body, found.packed = msgspec.json.encode(value), b""
+        found.name = hashlib.sha256(found.body).hexdigest()[:16]
+        now = self._clock.monotonic()
+        found.until = now + (AWAY_SECONDS if found.status == AWAY else LEAST_SECONDS)
+        found.latest = now + self._bounds.kept_seconds
 
 
 async def _read(source: Source, path: tuple[str, ...]) -> tuple[int, dict[str, Any]]:

@@ -6,12 +6,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
-from unbroken.cli.job.agents import bound_lines, differing, reports, reports_of_job, watch_value
+from unbroken.cli.job.agents import (
+    bound_lines,
+    bound_value,
+    reports,
+    reports_of_job,
+    watch_value,
+)
 from unbroken.cli.job.dead_nodes import fence_waits
 from unbroken.cli.job.describe import EVENTS_SHOWN
 from unbroken.cli.job.detectors import detector_values
@@ -43,8 +50,9 @@ from unbroken.cli.nodes.views import (
 )
 from unbroken.core.job.record import timeline
 from unbroken.core.job.recovery.words import culprit_text, incident_line, remedy_words
-from unbroken.core.page.heat_map import HeatMap, heat_map
+from unbroken.core.page.heat_map import HeatMap, differ, heat_map, signs_of
 from unbroken.core.page.history import MetricHistory
+from unbroken.kube.clock import monotonic, pause
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import AgentReport
@@ -54,7 +62,7 @@ SAMPLE_SECONDS = 2.0
 """Seconds between samples of a running job while a page is open."""
 UNSEEN_SECONDS = 30.0
 """Seconds between samples while no page is open: whoever opens one wants to see the past, too."""
-OPEN_SECONDS = 60.0
+OPEN_SECONDS = 180.0
 """Seconds after the last reading of a page for which it counts as open: the page of a large job is
 read that seldom."""
 JOBS_MAX = 200
@@ -63,6 +71,8 @@ INCIDENTS_SHOWN = 50
 """Newest incidents on the page of a job."""
 DIFFERENT_SHOWN = 32
 """Ranks that differ, in the table below the heat map."""
+PODS_SHOWN = 64
+"""Pods on the page of a job: those that differ from the others come first."""
 UNREACHED = (
     "Steps, metrics and ranks are known to the agents in the pods. The page asks agents of local "
     "clusters only. Here, follow them with a tracker such as MLflow, or in the job's logs."
@@ -80,6 +90,26 @@ class JobPast:
     history: MetricHistory = field(default_factory=lambda: MetricHistory(SAMPLE_SECONDS))
     ranks: int | None = None
     """World size by the reports of its agents; None: not known."""
+    agents: Mapping[str, AgentReport] = field(default_factory=dict)
+    """Newest reports, by name of the pod."""
+    asked_at: float = float("-inf")
+    """When these were asked for."""
+    asked_seconds: float = 0.0
+    """How long it took until all had answered."""
+    shown_at: float = float("-inf")
+    """When the job's page was read last."""
+    job: Object = field(default_factory=dict)
+    """The job as its page showed it."""
+    pods: Sequence[Object] = ()
+    """Its pods, too."""
+
+    def is_newer(self, now: float, seconds: float) -> bool:
+        """True if the reports were asked for within these seconds."""
+        return 0 <= now - self.asked_at < seconds
+
+    def is_open(self, now: float) -> bool:
+        """True if somebody looks at the job's page."""
+        return 0 <= now - self.shown_at < OPEN_SECONDS
 
     def add(self, now: float, job: Object, agents: Collection[AgentReport]) -> None:
         """Take the reports of all agents of the job."""
@@ -98,12 +128,37 @@ def _watches(agents: Iterable[AgentReport]) -> list[RankWatch]:
 
 async def sample(cluster: Cluster, pasts: Pasts, now: float, jobs: Iterable[Object]) -> None:
     """Add what the running jobs report now to their past."""
-    running = [job for job in jobs if state(job) == "Running"]
-    for job in running[:JOBS_MAX]:
-        inside = Cluster(cluster.place, cluster.client, job["metadata"]["namespace"])
-        inside.operator = cluster.operator
-        agents = await reports_of_job(inside, job["metadata"]["name"])
-        past(pasts, job).add(now, job, agents)
+    for job in running_jobs(jobs):
+        await sample_job(cluster, pasts, now, job)
+
+
+def running_jobs(jobs: Iterable[Object]) -> list[Object]:
+    """The jobs that are sampled."""
+    return [job for job in jobs if state(job) == "Running"][:JOBS_MAX]
+
+
+async def sample_job(cluster: Cluster, pasts: Pasts, now: float, job: Object) -> None:
+    """Add what a running job reports now to its past."""
+    name, seen = job["metadata"]["name"], past(pasts, job)
+    inside = Cluster(cluster.place, cluster.client, job["metadata"]["namespace"])
+    inside.operator = cluster.operator
+    if inside.operator is not None:  # no pods have to be listed
+        seen.add(now, job, await reports_of_job(inside, name))
+    else:
+        await ask(inside, seen, job, await inside.pods(name), now)
+
+
+async def ask(
+    cluster: Cluster, seen: JobPast, job: Object, pods: Sequence[Object], now: float
+) -> None:
+    """Ask the agents of a job, and keep what they report."""
+    began = monotonic()
+    seen.agents = await reports(cluster, pods)
+    seen.asked_seconds = monotonic() - began
+    # Signs of ranks that came while others were asked are no silence.
+    seen.asked_at = now
+    if state(job) == "Running":
+        seen.add(now, job, seen.agents.values())
 
 
 def is_sample_due(now: float, sampled_at: float, looked_at: float) -> bool:
@@ -121,6 +176,13 @@ def past(pasts: Pasts, job: Object) -> JobPast:
     if len(pasts) > JOBS_MAX:
         del pasts[next(iter(pasts))]
     return found
+
+
+def forget_deleted(pasts: Pasts, jobs: Iterable[Object]) -> None:
+    """Drop the past of jobs that are not among all jobs any more."""
+    known = {str(job["metadata"]["uid"]) for job in jobs}
+    for uid in pasts.keys() - known:
+        del pasts[uid]
 
 
 async def jobs_page(
@@ -167,25 +229,30 @@ def training_values(job: Object, seen: JobPast) -> dict[str, Any]:
     }
 
 
-async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dict[str, Any]:
-    """A job with its ranks, its past, its incidents and its pods; SpecError if there is none."""
+async def job_page(
+    cluster: Cluster, name: str, pasts: Pasts, now: float, kept_seconds: float = 0.0
+) -> dict[str, Any]:
+    """A job with its ranks, its past, its incidents and its pods; SpecError if there is none.
+
+    `kept_seconds`: age up to which reports of agents are used again.
+    """
     job = await cluster.job(name)
     pods = await cluster.pods(name)
-    agents = await reports(cluster, pods)
-    incidents = await cluster.incidents(job)
     seen = past(pasts, job)
-    if state(job) == "Running":
-        seen.add(now, job, agents.values())
-    watches = _watches(agents.values())
-    ranks = [
-        {**watch_value(one), "pod": pod} for pod, report in agents.items() for one in report.watch
-    ]
-    ranks.sort(key=lambda one: int(one["rank"]))
-    odd = differing(ranks, now) if ranks else []
+    seen.job, seen.shown_at = job, now
+    if pods:  # another person may be refused to list them
+        seen.pods = pods
+    if not seen.is_newer(now, kept_seconds):
+        await ask(cluster, seen, job, pods, now)
+    incidents = await cluster.incidents(job)
+    events = await events_of(cluster, job["metadata"]["uid"])
+    # Reports are shared; each person sees those of pods that the person may list.
+    names = [str(pod["metadata"]["name"]) for pod in pods]
+    agents = {name: seen.agents[name] for name in names if name in seen.agents}
+    compared = await compare(seen, agents)
     good = goodput_value(goodput_of(job, incidents, now))
     shown = sorted(map(pod_summary, pods), key=lambda one: str(one["name"]))
     waiting = [*wait_lines(job, shown), *await fence_waits(cluster, pods)]
-    events = await events_of(cluster, job["metadata"]["uid"])
     value = job_summary(job)
     return {
         **value,
@@ -195,19 +262,59 @@ async def job_page(cluster: Cluster, name: str, pasts: Pasts, now: float) -> dic
         "goodput": good,
         "parts": [part_value(*one) for one in goodput_parts(good)],
         "history": history_value(seen.history),
-        "heatMap": heat_map_value(heat_map(watches, now)) if watches else None,
-        "different": [rank_value(one) for one in odd[:DIFFERENT_SHOWN]],
-        "differentCount": len(odd),
-        "watch": list(bound_lines(ranks)),
+        **ranks_values(seen, agents, compared),
         "detectors": detector_values(job),
         "waiting": waiting,
         "incidentCount": len(incidents),
         "incidents": [recovery_value(one) for one in incidents[-INCIDENTS_SHOWN:]],
-        "pods": [pod_value(pod, agents.get(str(pod["name"]))) for pod in shown],
+        "podCount": len(shown),
+        "pods": pod_values(shown, agents),
         "snapshots": [snapshots_value(one) for one in snapshot_values(shown, agents)],
         "events": event_values(events[-EVENTS_SHOWN:]),
         "missing": cluster.missing(),
         "unreached": unreached(cluster),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The ranks of a job, compared with each other."""
+
+    watches: Sequence[RankWatch]
+    """In order of rank."""
+    cells: HeatMap | None
+    odd: Sequence[RankWatch]
+    """Ranks that differ, those with alarms first."""
+
+
+async def compare(seen: JobPast, agents: Mapping[str, AgentReport]) -> Compared:
+    """Compare the ranks as they were when the agents were asked last.
+
+    Each step takes tens of milliseconds for a job of 16,384 ranks; others run in between.
+    """
+    at, spread = seen.asked_at, seen.asked_seconds
+    await pause(0)
+    watches = sorted(_watches(agents.values()), key=lambda one: one.rank)
+    cells = heat_map(watches, at, spread) if watches else None
+    await pause(0)
+    differs = differ([signs_of(one, at) for one in watches], spread)
+    odd = [one for one, is_odd in zip(watches, differs, strict=True) if is_odd]
+    await pause(0)
+    return Compared(watches, cells, sorted(odd, key=lambda one: not one.alarms))
+
+
+def ranks_values(
+    seen: JobPast, agents: Mapping[str, AgentReport], found: Compared
+) -> dict[str, Any]:
+    """The ranks of a job in bounded size."""
+    pods = {one.rank: pod for pod, report in agents.items() for one in report.watch}
+    shown = [{**watch_value(one), "pod": pods[one.rank]} for one in found.odd[:DIFFERENT_SHOWN]]
+    return {
+        "reported": time_text(seen.asked_at, has_microseconds=True),
+        "heatMap": None if found.cells is None else heat_map_value(found.cells),
+        "different": [rank_value(one) for one in shown],
+        "differentCount": len(found.odd),
+        "watch": list(bound_lines([bound_value(one) for one in found.watches])),
     }
 
 
@@ -223,6 +330,21 @@ def rank_value(rank: Mapping[str, Any]) -> dict[str, Any]:
         "allowedSeconds": rank["allowedSeconds"],
         "alarms": [f"{one['detector']}: {one['why']}"[:TEXT_SHOWN] for one in rank["alarms"]],
     }
+
+
+def pod_values(
+    pods: Sequence[Mapping[str, Any]], agents: Mapping[str, AgentReport]
+) -> list[dict[str, Any]]:
+    """The pods of a job: if not all are shown, those that differ from most come first."""
+    found = [pod_value(pod, agents.get(str(pod["name"]))) for pod in pods]
+    if len(found) > PODS_SHOWN:
+
+        def kind(pod: Mapping[str, Any]) -> tuple[object, ...]:
+            return tuple(pod[key] for key in ("phase", "restarts", "agentState", "attempt"))
+
+        usual = Counter(map(kind, found)).most_common(1)[0][0]
+        found.sort(key=lambda pod: kind(pod) == usual)  # otherwise by name, as before
+    return found[:PODS_SHOWN]
 
 
 def pod_value(pod: Mapping[str, Any], report: AgentReport | None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high
+from typing import NamedTuple
 
 from unbroken.core.patience import LOOK_SECONDS
 from unbroken.wire.observation import RankWatch
@@ -60,17 +61,74 @@ class HeatMap:
     """Steps between ranks that count as equal."""
 
 
-def steps_apart(step_seconds: Iterable[float | None]) -> int:
+def steps_apart(step_seconds: Iterable[float | None], asked_seconds: float = 0.0) -> int:
     """Return the steps between ranks that count as equal, from their seconds per step.
 
-    Agents look at different moments, and ranks go on meanwhile.
+    Agents look at different moments, and ranks go on meanwhile. `asked_seconds`: time in which the
+    agents were asked one after the other.
     """
     known = [one for one in step_seconds if one is not None and one > 0]
-    return STEPS_APART + (int(LOOK_SECONDS / median(known)) if known else 0)
+    return STEPS_APART + (int((LOOK_SECONDS + asked_seconds) / median(known)) if known else 0)
 
 
-def heat_map(watches: Iterable[RankWatch], now: float) -> HeatMap:
-    """Return the map of the ranks as their agents watch them."""
+class RankSigns(NamedTuple):
+    """What is compared of a rank with the others. None: not known."""
+
+    phase: str
+    step: int | None
+    step_seconds: float | None
+    silence: float | None
+    """Seconds since the last sign of life."""
+    allowed: float | None
+    """Seconds of silence that are usual."""
+    has_alarm: bool
+
+
+def signs_of(watch: RankWatch, now: float) -> RankSigns:
+    """Return what is compared of a rank."""
+    silence = None if watch.sign_at is None else max(now - watch.sign_at, 0.0)
+    return RankSigns(
+        watch.phase,
+        watch.step,
+        watch.step_seconds,
+        silence,
+        watch.allowed_seconds,
+        has_alarm=bool(watch.alarms),
+    )
+
+
+def differ(ranks: Sequence[RankSigns], asked_seconds: float = 0.0) -> list[bool]:
+    """Say of each rank if it has an alarm or another phase or step than most, or is long silent.
+
+    `asked_seconds`: as for `steps_apart`.
+    """
+    if not ranks:
+        return []
+    usual = Counter(one.phase for one in ranks).most_common(1)[0][0]
+    steps = [one.step for one in ranks if one.step is not None]
+    # The middle rank's step, if most ranks report steps.
+    middle = median_high(steps) if 2 * len(steps) > len(ranks) else None
+    apart = steps_apart((one.step_seconds for one in ranks), asked_seconds)
+
+    def is_different(one: RankSigns) -> bool:
+        if one.has_alarm or one.phase != usual or (one.step is None) != (middle is None):
+            return True
+        if one.step is not None and middle is not None and abs(one.step - middle) > apart:
+            return True
+        return bool(
+            one.silence is not None
+            and one.allowed is not None
+            and one.silence > LATE_SHARE * one.allowed
+        )
+
+    return [is_different(one) for one in ranks]
+
+
+def heat_map(watches: Iterable[RankWatch], now: float, asked_seconds: float = 0.0) -> HeatMap:
+    """Return the map of the ranks as their agents watch them.
+
+    `asked_seconds`: as for `steps_apart`.
+    """
     by_rank = {one.rank: one for one in watches if one.rank >= 0}
     count = max(by_rank, default=-1) + 1
     per_cell = -(-count // CELLS_MAX) or 1
@@ -83,7 +141,7 @@ def heat_map(watches: Iterable[RankWatch], now: float) -> HeatMap:
     for index in range(-(-count // per_cell)):
         first, last = index * per_cell, min((index + 1) * per_cell, count) - 1
         cells.append(_cell(Cell(first, last), found.get(index, ()), phases, newest, now))
-    apart = steps_apart(one.step_seconds for one in by_rank.values())
+    apart = steps_apart((one.step_seconds for one in by_rank.values()), asked_seconds)
     return HeatMap(count, per_cell, tuple(cells), newest, apart)
 
 

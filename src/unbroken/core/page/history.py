@@ -20,6 +20,8 @@ METRICS_MAX = 4
 NAME_CHARACTERS = 60
 RATE_SECONDS = 10.0
 """Seconds over which steps per second are counted: a step may take longer than a sample."""
+EARLY_SECONDS = 1.0
+"""Seconds that a sample may come early: samples do not come at exact times."""
 LOSS = "loss"
 """Metrics with this word in their name come first."""
 
@@ -41,14 +43,15 @@ class Point:
 class MetricHistory:
     """The points of one job, oldest first."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds`: least distance of two points at the beginning."""
-        self.points: list[Point] = []
-        self.names: tuple[str, ...] = ()
+    def __init__(
+        self, seconds: float, points: Iterable[Point] = (), names: tuple[str, ...] = ()
+    ) -> None:
+        """`seconds`: least distance of two points. `points`, `names`: of an earlier program."""
+        self.points = list(points)
+        self.names = names
         """Names of the metrics that are kept, in the order in which they are shown."""
-        self._seconds = seconds
-        self._early = seconds / 2
-        """Seconds that a sample may come early: samples do not come at exact times."""
+        self.seconds = seconds
+        """Least distance of two points by now."""
         self._recent: deque[tuple[float, int]] = deque()
 
     def add(self, at: float, watches: Sequence[RankWatch]) -> None:
@@ -57,13 +60,13 @@ class MetricHistory:
         rate = self._rate(at, step)
         metrics = _metrics(watches)
         self._name(metrics)
-        if self.points and at - self.points[-1].at < self._seconds - self._early:
+        if self.points and at - self.points[-1].at < self.seconds - EARLY_SECONDS:
             return
         kept = {name: metrics[name] for name in self.names if name in metrics}
         self.points.append(Point(at, step, rate, kept))
         if len(self.points) > POINTS_MAX:
             del self.points[1::2]
-            self._seconds *= 2
+            self.seconds *= 2
 
     @property
     def rate(self) -> float | None:
