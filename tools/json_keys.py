@@ -223,6 +223,14 @@ workers | object[] | workers of the agent
 wrong | integer | wrong alarms on this job
 xid | integer | number of the XID
 missing | text[] | what Kubernetes has refused to show to the account of the page
+page logs:lines | object[] | lines of the logs, the oldest first; at most 500
+page logs:lines[].at | number | time of the line, in seconds since the epoch
+page logs:lines[].rank | integer? | rank that wrote it; null: an agent, or the rank is not known
+page logs:lines[].text | text | the line, with control characters as visible escapes
+page logs:lines[].cut | integer | characters at its end that are left out
+page logs:older | number? | time before which older lines are; null: there are none
+page logs:until | number | time of the answer, in seconds since the epoch
+page logs:notes | text[] | what was not read, and why
 page actions:actions | object[] | actions that the account of the page may take
 page actions:actions[].action | text | name of the action, as an order has it
 page actions:actions[].command | text | command that does the same, without its last argument

@@ -160,6 +160,10 @@ PAGES: Mapping[str, Parts] = {
         ("nodes[].", NODE),
         ("nodes[].", f"{PAGE}:node_value"),
     ),
+    "page logs": (
+        ("", "cli.page.logs:log_page"),
+        ("lines[].", "cli.page.logs:line_value"),
+    ),
     "page actions": (
         ("", "cli.page.actions:job_actions"),
         ("actions[].", "cli.page.actions:action_value"),

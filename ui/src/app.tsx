@@ -5,6 +5,7 @@ import { clock } from "./format";
 import { Incident } from "./pages/incident";
 import { Job } from "./pages/job";
 import { Jobs } from "./pages/jobs";
+import { Logs } from "./pages/logs";
 import { Nodes } from "./pages/nodes";
 import { contentsPath, type Route, routeOf } from "./route";
 import { type Contents, useContents } from "./stream";
@@ -137,6 +138,8 @@ function Shown({ route, contents }: { route: Route; contents: Contents }) {
       return <Nodes page={contents.value as NodesPage} />;
     case "job":
       return <Job page={contents.value as JobPage} />;
+    case "logs":
+      return <Logs page={contents.value as JobPage} key={location.search} />;
     case "incident":
       return <Incident page={contents.value as IncidentPage} />;
   }
@@ -150,6 +153,8 @@ function titleOf(route: Route): string {
       return "Nodes";
     case "job":
       return route.name;
+    case "logs":
+      return `Logs of ${route.name}`;
     case "incident":
       return `Incident ${route.number} of ${route.name}`;
     case "unknown":
@@ -159,16 +164,16 @@ function titleOf(route: Route): string {
 
 /** The address, which links inside of the page change without loading it again. */
 function useRoute(): Route {
-  const [path, setPath] = useState(location.pathname);
+  const [path, setPath] = useState(location.pathname + location.search);
   useEffect(() => {
-    const moved = () => setPath(location.pathname);
+    const moved = () => setPath(location.pathname + location.search);
     const clicked = (event: MouseEvent) => {
       const link = event.target instanceof Element ? event.target.closest("a") : null;
       const own = link && link.origin === location.origin && !link.hasAttribute("download");
       if (!own || link.hash || event.button || event.defaultPrevented) return;
       if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
       event.preventDefault();
-      history.pushState(null, "", link.pathname);
+      history.pushState(null, "", link.pathname + link.search);
       moved();
       scrollTo(0, 0);
       document.getElementById("main")?.focus();

@@ -1106,6 +1106,46 @@ export interface NodesPage {
   }[];
 }
 
+export interface LogsPage {
+  /**
+   * lines of the logs, the oldest first; at most 500
+   */
+  lines: {
+    /**
+     * time of the line, in seconds since the epoch
+     */
+    at: number;
+    /**
+     * characters at its end that are left out
+     */
+    cut: number;
+    /**
+     * name of the pod; null: not known
+     */
+    pod: string | null;
+    /**
+     * rank that wrote it; null: an agent, or the rank is not known
+     */
+    rank: number | null;
+    /**
+     * the line, with control characters as visible escapes
+     */
+    text: string;
+  }[];
+  /**
+   * what was not read, and why
+   */
+  notes: string[];
+  /**
+   * time before which older lines are; null: there are none
+   */
+  older: number | null;
+  /**
+   * time of the answer, in seconds since the epoch
+   */
+  until: number;
+}
+
 export interface ActionsPage {
   /**
    * actions that the account of the page may take

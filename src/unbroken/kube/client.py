@@ -303,11 +303,12 @@ class KubeClient(AsyncClient):
                 await response.aclose()
 
     async def text_lines(
-        self, path: str, parameters: Mapping[str, str]
+        self, path: str, parameters: Mapping[str, str], longest: int | None = None
     ) -> AsyncGenerator[str, None]:
         """Yield lines of an answer that lasts until the server ends it, such as a followed log.
 
-        It waits for the next line for any time. Raises as `api_errors`.
+        It waits for the next line for any time. `longest`: bytes of a line that are kept; None: all
+        of them. Raises as `api_errors`.
         """
         endless = httpx2.Timeout(None, connect=5.0)
         request = BasicRequest("GET", path, params=dict(parameters), timeout=endless)
@@ -318,8 +319,9 @@ class KubeClient(AsyncClient):
                 rest = b""
                 async for chunk in response.aiter_bytes():
                     *lines, rest = (rest + chunk).split(b"\n")
+                    rest = rest[:longest]
                     for line in lines:
-                        yield line.decode(errors="replace")
+                        yield line[:longest].decode(errors="replace")
                 if rest:
                     yield rest.decode(errors="replace")
             finally:

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from unbroken.cli.page.access import Access
 from unbroken.cli.page.entrance import LinkEntrance, Source
+from unbroken.cli.page.logs import LogQuery
 from unbroken.cli.page.orders import Order
 from unbroken.cli.page.server import HEADERS, PageServer, built_files
 from unbroken.cli.page.turns import Clock, Turns
@@ -37,6 +38,7 @@ class Site:
     reads: int = 0
     port: int = 0
     ticks: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
+    queries: list[LogQuery] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     answer: Exception | None = None
     """The error of each order; None: it is carried out."""
@@ -51,6 +53,10 @@ class Site:
 
     async def text(self, namespace: str, name: str, number: int) -> str:
         return f"story of {namespace}/{name} {number}\n"
+
+    async def logs(self, namespace: str, name: str, query: LogQuery) -> dict[str, Any]:
+        self.queries.append(query)
+        return {"lines": [], "older": None, "notes": []}
 
     async def act(self, order: Order) -> str:
         self.orders.append(order)
@@ -78,7 +84,7 @@ class Site:
 async def served() -> AsyncIterator[tuple[Site, aiohttp.ClientSession]]:
     site = Site({("jobs",): {"jobs": [], "resumed": []}})
     clock = Clock(lambda: NOW, lambda: site.seconds, site.pause, lambda: site.seconds)
-    source = Source(site.read, site.text, site.act)
+    source = Source(site.read, site.text, site.logs, site.act)
     entrance = LinkEntrance(source, site.access, lambda: NOW, "unbroken")
     server = PageServer(entrance, clock, Turns(clock))
     runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.1)

@@ -86,6 +86,12 @@ async def test_options_of_a_reader(tmp_path: Path, options: LogOptions, expected
     assert await read(tmp_path / "log", options) == expected
 
 
+async def test_a_long_line_has_one_time(tmp_path: Path) -> None:
+    written(tmp_path / "log", b"x" * (2 * MAX_LINE + 5) + b"\n", b"next\n")
+    found = (await read(tmp_path / "log", LogOptions(timestamps=True))).decode().splitlines()
+    assert [len(line.partition(" ")[2]) for line in found] == [2 * MAX_LINE + 5, 4]
+
+
 async def test_a_reader_of_one_stream_sees_no_other(tmp_path: Path) -> None:
     log = written(tmp_path / "log", b"one\n", b"two\n")
     log.write("stderr", b"odd\n", NANOSECONDS)

@@ -1,15 +1,21 @@
 import type { IncidentPage } from "../contents";
 import { counted, exactClock, moment, span } from "../format";
 import { Card, Figure, Table } from "../parts";
-import { incidentPath, jobPath } from "../route";
+import { incidentPath, jobPath, logsPath } from "../route";
 
 type Group = NonNullable<IncidentPage["incident"]["groups"]>[number];
+
+/** Seconds of the logs after the detection of an incident. */
+const AFTER = 5;
 
 /** The story of an incident. */
 export function Incident({ page }: { page: IncidentPage }) {
   const { incident, namespace, job } = page;
   const at = page.numbers.indexOf(incident.number);
   const [before, after] = [page.numbers[at - 1], page.numbers[at + 1]];
+  const { rank } = incident.culprit;
+  const until = { before: new Date(incident.detectedAt).getTime() / 1000 + AFTER };
+  const lines = rank === undefined || rank === null ? until : { rank, ...until };
   const text = `/api/text${incidentPath(namespace, job, incident.number)}`;
   return (
     <>
@@ -17,6 +23,7 @@ export function Incident({ page }: { page: IncidentPage }) {
         <a href={jobPath(namespace, job)}>{job}</a>
         {before !== undefined && <a href={incidentPath(namespace, job, before)}>← incident {before}</a>}
         {after !== undefined && <a href={incidentPath(namespace, job, after)}>incident {after} →</a>}
+        <a href={logsPath(namespace, job, lines)}>Logs up to it</a>
         <a href={text} download>
           Save as a file
         </a>

@@ -5,6 +5,7 @@ import { count, counted, moment, NONE, percent, short, span } from "../format";
 import { HeatMap } from "../heat_map";
 import { Card, type Column, Figure, Missing, Share, State, Table } from "../parts";
 import { Recoveries } from "../recoveries";
+import { logsPath } from "../route";
 
 type Rank = JobPage["different"][number];
 type Pod = JobPage["pods"][number];
@@ -12,8 +13,15 @@ type Detector = JobPage["detectors"][number];
 type Loss = JobPage["snapshots"][number]["losses"][number];
 type Event = JobPage["events"][number];
 
-const PODS: Column<Pod>[] = [
-  { title: "Pod", cell: (pod) => pod.name },
+const podColumns = (page: JobPage): Column<Pod>[] => [
+  {
+    title: "Pod",
+    cell: (pod) => (
+      <a href={logsPath(page.namespace, page.name, { pod: pod.name })} aria-label={`Logs of ${pod.name}`}>
+        {pod.name}
+      </a>
+    ),
+  },
   { title: "Node", cell: (pod) => pod.node || NONE },
   { title: "Phase", cell: (pod) => (pod.reason ? `${pod.phase} (${pod.reason})` : pod.phase) },
   { title: "Agent", cell: (pod) => pod.agentState || NONE },
@@ -57,6 +65,7 @@ export function Job({ page }: { page: JobPage }) {
     <>
       <p class="path">
         <a href="/jobs">Jobs</a> <span>{page.namespace}</span>
+        <a href={logsPath(page.namespace, page.name)}>Logs</a>
       </p>
       <h1>
         {page.name} <State name={page.state} />
@@ -150,7 +159,7 @@ export function Job({ page }: { page: JobPage }) {
         <Card title="Pods" id="pods" wide>
           {page.pods.length > 0 ? (
             <>
-              <Table label="Pods" columns={PODS} rows={page.pods} />
+              <Table label="Pods" columns={podColumns(page)} rows={page.pods} />
               {page.podCount > page.pods.length && (
                 <p class="quiet">
                   {page.pods.length} of {counted(page.podCount, "pod")}, those that differ first. All of them:{" "}
@@ -230,7 +239,18 @@ function Different({ page }: { page: JobPage }) {
   const silence = (rank: Rank) =>
     rank.lastSign === null ? NONE : span(Math.max(0, (now - new Date(rank.lastSign).getTime()) / 1000));
   const columns: Column<Rank>[] = [
-    { title: "Rank", cell: (rank) => rank.rank, number: true },
+    {
+      title: "Rank",
+      cell: (rank) => (
+        <a
+          href={logsPath(page.namespace, page.name, { rank: rank.rank })}
+          aria-label={`Logs of rank ${rank.rank}`}
+        >
+          {rank.rank}
+        </a>
+      ),
+      number: true,
+    },
     { title: "Pod", cell: (rank) => rank.pod },
     { title: "Phase", cell: (rank) => rank.phase || NONE },
     { title: "Step", cell: (rank) => count(rank.step), number: true },

@@ -20,6 +20,7 @@ from unbroken.errors import SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.clock import pause
 from unbroken.spec.job.launch import training_container
+from unbroken.spec.times import time_text
 
 from .agents import reports
 from .views import ENDED, state, world_size
@@ -49,13 +50,21 @@ def pod_lines(
     follow: bool = False,
     previous: bool = False,
     stream: str = "",
+    since: float | None = None,
+    longest: int | None = None,
 ) -> AsyncIterator[str]:
     """Lines of the log of a pod's training container; `stream`: one of its two, `Stdout` or
-    `Stderr`."""
+    `Stderr`.
+
+    `since`: begin at this second, and write its time before each line; None: the whole log, without
+    times.  `longest`: bytes of a line that are kept; None: all of them.
+    """
     query = {"container": training_container(pod["spec"])}
     query |= {"stream": stream} if stream else {}
     query |= {key: "true" for key, on in (("follow", follow), ("previous", previous)) if on}
-    return cluster.client.text_lines(f"{cluster.path(PODS, pod['metadata']['name'])}/log", query)
+    query |= {} if since is None else {"sinceTime": time_text(since), "timestamps": "true"}
+    path = f"{cluster.path(PODS, pod['metadata']['name'])}/log"
+    return cluster.client.text_lines(path, query, longest)
 
 
 class PodRanks:
@@ -68,6 +77,11 @@ class PodRanks:
 
     async def of(self, pod: Object, local_rank: int) -> int | None:
         """The rank of a worker; None if it is not known."""
+        found = await self.all_of(pod)
+        return None if found is None else found.start + local_rank
+
+    async def all_of(self, pod: Object) -> range | None:
+        """The ranks of a pod; None if they are not known."""
         uid = pod["metadata"]["uid"]
         if uid not in self._known:
             found = await self._ask(pod)
@@ -75,7 +89,7 @@ class PodRanks:
                 return None
             self._known[uid] = found
         node_rank, count = self._known[uid]
-        return node_rank * count + local_rank
+        return range(node_rank * count, (node_rank + 1) * count)
 
     async def _ask(self, pod: Object) -> tuple[int, int] | None:
         name = pod["metadata"]["name"]

@@ -28,6 +28,7 @@ from unbroken.kube.errors import Unauthorized
 
 from .account import Account
 from .entrance import Source
+from .logs import LogQuery
 from .orders import Order
 
 REVIEWS = "apis/authentication.k8s.io/v1/tokenreviews"
@@ -173,11 +174,15 @@ class Accounts:
             with accepted():
                 return await source.text(namespace, job, number)
 
+        async def logs(namespace: str, job: str, query: LogQuery) -> dict[str, Any]:
+            with accepted():
+                return await source.logs(namespace, job, query)
+
         async def act(order: Order) -> str:
             with accepted():
                 return await source.act(order)
 
-        return Person(name, Source(read, text, act))
+        return Person(name, Source(read, text, logs, act))
 
 
 def _hash(text: str) -> bytes:

@@ -28,6 +28,7 @@ from .access import KEY_BYTES, Access, read_page_file, write_page_file
 from .account import Account
 from .accounts import Accounts
 from .entrance import LinkEntrance, Source
+from .logs import LogQuery, log_page
 from .orders import Order
 from .past_file import SAVE_SECONDS, PastFile, past_file
 from .reports import OperatorPlace, asking_operator
@@ -85,7 +86,7 @@ class Pages:
     @property
     def source(self) -> Source:
         """What the server gives to the person."""
-        return Source(self.read, self.text, self.act)
+        return Source(self.read, self.text, self.logs, self.act)
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
         """The contents of a page; SpecError if there is none at this path."""
@@ -111,6 +112,10 @@ class Pages:
     async def text(self, namespace: str, name: str, number: int) -> str:
         """The story of an incident."""
         return await values.incident_text(await self._cluster(namespace), name, number, wall())
+
+    async def logs(self, namespace: str, name: str, query: LogQuery) -> dict[str, Any]:
+        """Lines of the logs of a job."""
+        return await log_page(await self._cluster(namespace), name, query, wall())
 
     async def act(self, order: Order) -> str:
         """Carry out an order."""

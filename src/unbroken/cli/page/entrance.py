@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from .access import COOKIE_SECONDS, KEY_BYTES, Access
+from .logs import LogQuery
 from .orders import Order
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -71,6 +72,8 @@ class Source:
     read: Read
     text: Callable[[str, str, int], Awaitable[str]]
     """The story of an incident, by namespace and name of its job and its number."""
+    logs: Callable[[str, str, LogQuery], Awaitable[dict[str, Any]]]
+    """Lines of the logs of a job, by its namespace and name."""
     act: Callable[[Order], Awaitable[str]]
     """Carries out an order with the person's rights, and returns the result in a sentence."""
 

@@ -29,6 +29,7 @@ from unbroken.listener import admitted
 from unbroken.log_lines import Log
 
 from .entrance import Entrance, Source, forged
+from .logs import read_query
 from .orders import ORDER_BYTES_MAX, read_order
 from .turns import Clock, Turns
 
@@ -63,6 +64,8 @@ class Bounds:
 
 
 ONE_PERSON = Bounds()
+SEARCHES_MAX, SEARCHES_EACH = 8, 4
+"""Readings of logs at once, and those of people with the same source: each may take seconds."""
 TEXT_MAX = 300
 """Characters of an error that an answer repeats."""
 POLICY = "; ".join(
@@ -145,6 +148,7 @@ class PageServer:
         self._bounds = bounds
         self._contents: dict[tuple[Source, tuple[str, ...]], _Contents] = {}
         self._streams = Counter[Source]()
+        self._searches = Counter[Source]()
         self._files = built_files()
 
     def application(self) -> web.Application:
@@ -155,6 +159,7 @@ class PageServer:
         app.router.add_get(
             "/api/text/jobs/{namespace}/{name}/incidents/{number:[0-9]{1,9}}", self._text
         )
+        app.router.add_get("/api/logs/{namespace}/{name}", self._logs)
         app.router.add_post("/api/orders", self._order)
         app.router.add_get("/assets/{name}", self._asset)
         app.router.add_get("/{path:.*}", self._index)
@@ -244,6 +249,19 @@ class PageServer:
         file = f"{place['namespace']}-{place['name']}-incident-{number}.txt"
         answer.headers["Content-Disposition"] = f'attachment; filename="{file}"'
         return answer
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        place, query, source = request.match_info, read_query(request.query), request[SOURCE]
+        is_busy = self._searches[source] >= SEARCHES_EACH or self._searches.total() >= SEARCHES_MAX
+        if is_busy:
+            return _problem(503, "too many searches of logs are under way: try again soon")
+        self._searches[source] += 1
+        try:
+            value = await source.logs(place["namespace"], place["name"], query)
+        finally:
+            self._searches[source] -= 1
+            self._searches += Counter()  # forgets those at 0
+        return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         source, bounds = request[SOURCE], self._bounds

@@ -230,16 +230,21 @@ async def _line_count(path: Path) -> int:
         reader.close()
 
 
-def rendered(entries: list[Entry], options: LogOptions) -> bytes:
-    """Entries as they are shown."""
+def rendered(entries: list[Entry], options: LogOptions, *, is_begun: bool = False) -> bytes:
+    """Entries as they are shown.
+
+    `is_begun`: the first continues a line. A line of several entries has one time (kubelet 1.33,
+    logs.go, logWriter.write).
+    """
     out: list[bytes] = []
     for entry in entries:
         is_other = entry.stamp < options.since or options.stream not in ("", entry.stream)
         if entry.stream and is_other:
             continue
-        if options.timestamps:
+        if options.timestamps and not is_begun:
             out.append(entry.stamp.encode() + b" ")
         out.append(entry.text)
+        is_begun = entry.is_partial
         if not entry.is_partial:
             out.append(b"\n")
     return b"".join(out)
@@ -260,7 +265,7 @@ async def stream(path: Path, options: LogOptions, ended: asyncio.Event) -> Async
 
 async def _unlimited(path: Path, options: LogOptions, ended: asyncio.Event) -> AsyncIterator[bytes]:
     reader = LogReader(path)
-    first = 0
+    first, is_begun = 0, False
     try:
         # The watch comes before the first read, so that nothing falls between them.
         with DirectoryWatch(path.parent) as watch:
@@ -275,7 +280,8 @@ async def _unlimited(path: Path, options: LogOptions, ended: asyncio.Event) -> A
                     if is_tail:
                         lines = sum(bool(one.stream) and not one.is_partial for one in chunk)
                         entries = since_line(chunk, reader.line - lines, first)
-                    yield rendered(entries, options)
+                    yield rendered(entries, options, is_begun=is_begun)
+                    is_begun = entries[-1].is_partial if entries else is_begun
                 is_tail = False
                 if is_last:
                     return
