@@ -23,7 +23,7 @@ import msgspec
 from unbroken.cli.place import ClusterPlace
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import KubeClient, TokenClients
-from unbroken.kube.clock import monotonic
+from unbroken.kube.clock import monotonic, pause
 from unbroken.kube.errors import Unauthorized
 
 from .account import Account
@@ -46,6 +46,8 @@ SESSIONS_MAX = 8
 """Sessions of one token: beyond, the oldest ends."""
 SIGNING_MAX = 8
 """People who sign in at the same time: each costs a few requests to the Kubernetes API."""
+EXPIRE_SECONDS = 60.0
+"""Seconds between two looks for sessions that have ended."""
 KEY_BYTES = 32
 Namespace = Annotated[str, msgspec.Meta(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")]
 
@@ -71,10 +73,47 @@ class Person:
 
     name: str
     """The account as Kubernetes names it."""
-    source: Source
-    """What the person may read and do, with this token."""
+    inner: Source | None
+    """What the person may read and do, which holds the token; None: the token is forgotten."""
     sessions: dict[bytes, float] = field(default_factory=dict)
     """By the hash of the cookie, the oldest first: time of the monotonic clock of its end."""
+
+    @property
+    def source(self) -> Source:
+        """The same, which keeps no token after the end: the server keeps it with contents."""
+        return Source(self._read, self._text, self._logs, self._act)
+
+    def end(self) -> None:
+        """Forget the token."""
+        self.sessions.clear()
+        self.inner = None
+
+    @contextmanager
+    def _accepted(self) -> Iterator[Source]:
+        """End all sessions if Kubernetes does not accept the token any more."""
+        if self.inner is None:
+            raise WorldError("the session has ended")
+        try:
+            yield self.inner
+        except Unauthorized:
+            self.end()
+            raise
+
+    async def _read(self, path: tuple[str, ...]) -> dict[str, Any]:
+        with self._accepted() as inner:
+            return await inner.read(path)
+
+    async def _text(self, namespace: str, job: str, number: int) -> str:
+        with self._accepted() as inner:
+            return await inner.text(namespace, job, number)
+
+    async def _logs(self, namespace: str, job: str, query: LogQuery) -> dict[str, Any]:
+        with self._accepted() as inner:
+            return await inner.logs(namespace, job, query)
+
+    async def _act(self, order: Order) -> str:
+        with self._accepted() as inner:
+            return await inner.act(order)
 
 
 class Accounts:
@@ -114,10 +153,11 @@ class Accounts:
         finally:
             self._signing -= 1
         key = _hash("\n".join([token, *namespaces]))
-        person = self._people.pop(key, None) or self._person(key, name, account)
+        self._drop_ended()
+        person = self._people.pop(key, None) or Person(name, self._source_of(account, name))
         self._people[key] = person
         while len(self._people) > ACCOUNTS_MAX:
-            del self._people[next(iter(self._people))]
+            self._people.pop(next(iter(self._people))).end()
         cookie = secrets.token_urlsafe(KEY_BYTES)
         person.sessions[_hash(cookie)] = monotonic() + SESSION_SECONDS
         while len(person.sessions) > SESSIONS_MAX:
@@ -135,54 +175,35 @@ class Accounts:
 
     def person(self, cookie: str) -> Person | None:
         """The person of a session; None: the session has ended, or never was."""
-        name, now = _hash(cookie), monotonic()
+        self._drop_ended()
+        name = _hash(cookie)
         for key, person in self._people.items():
-            until = person.sessions.get(name)
-            if until is None:
-                continue
-            if until <= now:
-                self.sign_out(cookie)
-                return None
-            self._people[key] = self._people.pop(key)
-            return person
+            if name in person.sessions:
+                self._people[key] = self._people.pop(key)
+                return person
         return None
 
     def sign_out(self, cookie: str) -> None:
         """End a session; forget the token with its last one."""
-        name = _hash(cookie)
+        person = self.person(cookie)
+        if person is not None:
+            del person.sessions[_hash(cookie)]
+            self._drop_ended()
+
+    async def expire(self) -> None:
+        """Forget the tokens of sessions that have ended, for ever."""
+        while True:
+            await pause(EXPIRE_SECONDS)
+            self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        now = monotonic()
         for key, person in list(self._people.items()):
-            if person.sessions.pop(name, None) is not None and not person.sessions:
+            for name in [one for one, until in person.sessions.items() if until <= now]:
+                del person.sessions[name]
+            if not person.sessions:
+                person.end()
                 del self._people[key]
-
-    def _person(self, key: bytes, name: str, account: Account) -> Person:
-        """Make a person, whose sessions end when Kubernetes does not accept the token any more."""
-        source = self._source_of(account, name)
-
-        @contextmanager
-        def accepted() -> Iterator[None]:
-            try:
-                yield
-            except Unauthorized:
-                self._people.pop(key, None)
-                raise
-
-        async def read(path: tuple[str, ...]) -> dict[str, Any]:
-            with accepted():
-                return await source.read(path)
-
-        async def text(namespace: str, job: str, number: int) -> str:
-            with accepted():
-                return await source.text(namespace, job, number)
-
-        async def logs(namespace: str, job: str, query: LogQuery) -> dict[str, Any]:
-            with accepted():
-                return await source.logs(namespace, job, query)
-
-        async def act(order: Order) -> str:
-            with accepted():
-                return await source.act(order)
-
-        return Person(name, Source(read, text, logs, act))
 
 
 def _hash(text: str) -> bytes:

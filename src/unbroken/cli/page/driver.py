@@ -272,9 +272,13 @@ async def serving_people(own: KubeClient, options: SharedPage) -> AsyncIterator[
         server = PageServer(SignIn(accounts, options.names), CLOCK, turns, MANY_PEOPLE)
         address = await stack.enter_async_context(_serving(server, sockets, MANY_LIMITS))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        sampling = tasks.create_task(Pages(own_cluster, "", turns, seen).sample())
+        running = [
+            tasks.create_task(Pages(own_cluster, "", turns, seen).sample()),
+            tasks.create_task(accounts.expire()),
+        ]
         yield address
-        sampling.cancel()
+        for one in running:
+            one.cancel()
 
 
 def _for_one(pages: Pages, access: Access, turns: Turns, sockets: Any) -> PageServer:
