@@ -15,6 +15,7 @@ CHART = ROOT / "deploy/helm/unbroken"
 NAMESPACE = "aws-hyperpod"
 EVERYTHING: Object = {
     "clusterApi": {"enabled": True, "credentialsSecret": "keys"},
+    "page": {"enabled": True, "hosts": ["page.example.com"]},
     "checkpointMemory": {"enabled": True},
     "checks": {"image": "checks:1"},
     "nodeDaemon": {"table": "version = 1\n", "metrics": {"podMonitor": {"enabled": True}}},

@@ -24,6 +24,7 @@ from tests.deploy.charts import (
     pod_of,
     render,
 )
+from tests.deploy.rights import granted
 from tests.tables import cases
 from tests.tools import tool
 from unbroken import __version__
@@ -33,6 +34,7 @@ from unbroken.operator.nodes.providers import PROVIDERS
 from unbroken.operator.parts import PARTS, PartName
 from unbroken.spec.nodes.values import NodeProvider
 from unbroken.spec.schema.crd import definitions
+from unbroken.wire.reports import AUDIENCE
 
 ROOT = Path(__file__).parents[2]
 SIXTY_FOUR = "0123456789abcdef" * 4
@@ -207,6 +209,7 @@ def test_the_cluster_api_knows_who_makes_machines(provider: str) -> None:
     [
         ("Deployment", "unbroken-operator"),
         ("Deployment", "unbroken-cluster-api"),
+        ("Deployment", "unbroken-page"),
         ("DaemonSet", "checkpoint-memory"),
     ],
 )
@@ -226,12 +229,10 @@ def test_pods_meet_the_restricted_standard(kind: str, name: str) -> None:
         assert security["readOnlyRootFilesystem"] is True
 
 
-def test_only_the_operator_and_the_cluster_api_hold_a_token_and_only_the_daemon_is_privileged() -> (
-    None
-):
+def test_pods_that_need_a_token_ask_for_it_and_only_the_daemon_is_privileged() -> None:
     found = render(EVERYTHING)
     accounts = of_kind(found, "ServiceAccount")
-    assert [one["automountServiceAccountToken"] for one in accounts] == [False] * 3
+    assert [one["automountServiceAccountToken"] for one in accounts] == [False] * 4
     levels = {
         one["metadata"]["name"]: one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         for one in of_kind(found, "Namespace")
@@ -267,7 +268,7 @@ def test_selectors_find_what_they_are_about() -> None:
         assert sum(wanted <= labels for labels in pods) == 1
     budget = one_of(found, "PodDisruptionBudget", "unbroken-operator")
     services = [one["spec"]["selector"] for one in of_kind(found, "Service")]
-    assert len(services) == 4
+    assert len(services) == 6
     for wanted in (budget["spec"]["selector"]["matchLabels"], *services):
         assert sum(wanted.items() <= labels for labels in pods) == 1
 
@@ -427,3 +428,47 @@ def test_the_notes_point_at_a_page_with_a_first_job() -> None:
         ]
     assert "docs/guide/install.md#first-job" in notes
     assert "\n## First job\n" in (ROOT / "docs/guide/install.md").read_text()
+
+
+def test_the_page_and_the_operator_name_each_other() -> None:
+    values = {"page": {"enabled": True, "hosts": ["a.example.com", "b.example.com"]}}
+    found = render(values, name="team", namespace="team-ns")
+    words = arguments(found, "team-unbroken-page")
+    assert [one for one in words if one.startswith("--name=")] == [
+        "--name=a.example.com",
+        "--name=b.example.com",
+    ]
+    assert "--operator=team-unbroken-reports.team-ns.svc:8091" in words
+    operator = arguments(found, "team-unbroken-operator")
+    assert "--reports-reader=team-ns/team-unbroken-page" in operator
+    assert "--reports-port=8091" in operator
+    (token,) = (
+        source["serviceAccountToken"]
+        for volume in pod_of(one_of(found, "Deployment", "team-unbroken-page"))["volumes"]
+        for source in volume.get("projected", {}).get("sources", ())
+    )
+    assert (token["audience"], f"--operator-token=/var/run/secrets/unbroken/{token['path']}") == (
+        AUDIENCE,
+        words[-1],
+    )
+    reports = one_of(found, "Service", "team-unbroken-reports")["spec"]
+    assert reports["clusterIP"] == "None"
+    policy = one_of(found, "NetworkPolicy", "team-unbroken-operator")["spec"]
+    (rule,) = (one for one in policy["ingress"] if one["ports"][0]["port"] == 8091)
+    (label,) = (one["podSelector"]["matchLabels"] for one in rule["from"])
+    page = one_of(found, "Deployment", "team-unbroken-page")["spec"]["template"]["metadata"]
+    assert label.items() <= page["labels"].items()
+
+
+def test_without_the_page_there_is_nothing_of_it() -> None:
+    found = render({**EVERYTHING, "page": {"enabled": False}})
+    assert not [one for one in found if one["metadata"]["name"].endswith(("-page", "-reports"))]
+    assert not [one for one in arguments(found) if one.startswith("--reports")]
+
+
+def test_the_page_may_read_no_objects_but_jobs() -> None:
+    found = render({"page": {"enabled": True}})
+    assert granted(found, "unbroken-page") == {
+        ("tokenreviews.authentication.k8s.io", "create"),
+        ("hyperpodpytorchjobs.sagemaker.amazonaws.com", "list"),
+    }

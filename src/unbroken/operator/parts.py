@@ -80,6 +80,7 @@ class PartName(StrEnum):
     QUEUES = "queues"
     WEBHOOK = "webhook"
     CLUSTER_API = "cluster-api"
+    REPORTS = "reports"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,5 +264,12 @@ PARTS: Mapping[PartName, OperatorPart] = {
             # BatchRebootClusterNodes and BatchReplaceClusterNodes annotate nodes.
             Right(ChartRole.CLUSTER_API, "", "nodes", "get patch"),
         ),
+    ),
+    PartName.REPORTS: OperatorPart(
+        help="Gives the reports of agents to the live page of the cluster.",
+        option="--reports-port",
+        is_on=False,
+        chart="page.enabled",
+        rights=(Right(ChartRole.CLUSTER, "authentication.k8s.io", "tokenreviews", "create"),),
     ),
 }

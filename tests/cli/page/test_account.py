@@ -42,7 +42,7 @@ def rules_of_the_guide(name: str) -> list[dict[str, Any]]:
     """The rules of a ClusterRole that the guide shows."""
     found = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     roles = [yaml.safe_load(one) for one in found]
-    (rules,) = (role["rules"] for role in roles if role["metadata"]["name"] == name)
+    (rules,) = (one["rules"] for one in roles if "rules" in one and one["metadata"]["name"] == name)
     return list(rules)
 
 

@@ -50,6 +50,11 @@
 - --webhook-client-ca=/etc/unbroken-webhook/ca.crt
 {{- end }}
 {{- end }}
+{{- if .Values.page.enabled }}
+- --reports-host=0.0.0.0
+- --reports-port={{ .Values.page.reportsPort }}
+- --reports-reader={{ .Release.Namespace }}/{{ include "unbroken.name" . }}-page
+{{- end }}
 {{- if .Values.notifications.urlSecret }}
 - --notify-file=/etc/unbroken-notify/url
 - --notify-form={{ .Values.notifications.form }}

@@ -45,6 +45,11 @@
 {{- if .Values.clusterApi.enabled }}true{{ end }}
 {{- end }}
 
+{{/* Gives the reports of agents to the live page of the cluster. `true` or empty. */}}
+{{- define "unbroken.reports" -}}
+{{- if .Values.page.enabled }}true{{ end }}
+{{- end }}
+
 {{- define "unbroken.without" -}}
 - --without=definitions
 {{- if not (include "unbroken.nodes" .) }}
@@ -272,6 +277,12 @@
   verbs: [get, list, watch, patch]
 - apiGroups: [authorization.k8s.io]
   resources: [subjectaccessreviews]
+  verbs: [create]
+{{- end }}
+{{- if include "unbroken.reports" . }}
+# Gives the reports of agents to the live page of the cluster.
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
   verbs: [create]
 {{- end }}
 {{- end }}

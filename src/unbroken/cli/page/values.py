@@ -75,7 +75,8 @@ PODS_SHOWN = 64
 """Pods on the page of a job: those that differ from the others come first."""
 UNREACHED = (
     "Steps, metrics and ranks are known to the agents in the pods. The page asks agents of local "
-    "clusters only. Here, follow them with a tracker such as MLflow, or in the job's logs."
+    "clusters only. Here, the page in the cluster shows them (the chart's page.enabled). Or follow "
+    "them with a tracker such as MLflow, or in the job's logs."
 )
 TEXT_SHOWN = 2000
 """Characters of a message."""
