@@ -61,6 +61,21 @@ class World:
         made = self.api.post(f"{accounts}/{account}/token", request).made
         return str(made["status"]["token"])
 
+    def limited(self) -> str:
+        """A token of an account that may see jobs and incidents, and no pods."""
+        token, rbac = self.token("limited"), "/apis/rbac.authorization.k8s.io/v1"
+        resources = ["hyperpodpytorchjobs", "incidents"]
+        groups = ["sagemaker.amazonaws.com", "unbroken.dev"]
+        rule = {"apiGroups": groups, "resources": resources, "verbs": ["get", "list"]}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "limited"}
+        subject = {"kind": "ServiceAccount", "name": "limited", "namespace": "default"}
+        for plural, rest in (
+            ("clusterroles", {"rules": [rule]}),
+            ("clusterrolebindings", {"roleRef": role, "subjects": [subject]}),
+        ):
+            self.api.post(f"{rbac}/{plural}", {"metadata": {"name": "limited"}, **rest}).done()
+        return token
+
     def status(self, port: int, authorization: str, path: str = "default/lm") -> int:
         """HTTP status of an operator's answer; 0: it has ended."""
         url = f"http://127.0.0.1:{port}/v1/reports/{path}"
@@ -203,6 +218,15 @@ def test_no_operator_costs_the_page_nothing_but_the_ranks(world: World, tmp_path
     assert problem.startswith(MISSING)
 
 
+def signed_in(browser: http.client.HTTPConnection, token: str) -> str:
+    """Sign in to a page; the cookie."""
+    headers = {"Origin": f"http://{browser.host}:{browser.port}", "Content-Type": FORM}
+    browser.request("POST", "/", f"token={token}&namespaces=default", headers)
+    answer = browser.getresponse()
+    assert (answer.status, answer.read()) == (303, b"")
+    return (answer.headers["Set-Cookie"] or "").partition(";")[0]
+
+
 def test_a_person_sees_ranks_and_curves_on_the_page_of_the_cluster(
     world: World, tmp_path: Path
 ) -> None:
@@ -216,25 +240,35 @@ def test_a_person_sees_ranks_and_curves_on_the_page_of_the_cluster(
         (line,) = read_until(process, lambda line: "page is served" in line)
         place = line.partition("address=http://")[2].strip("/")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)) as browser:
-            headers = {"Origin": f"http://{place}", "Content-Type": FORM}
-            browser.request("POST", "/", f"token={world.api.cluster.token}", headers)
-            answer = browser.getresponse()
-            cookie = (answer.headers["Set-Cookie"] or "").partition(";")[0]
-            assert (answer.status, answer.read()) == (303, b"")
 
-            def job() -> Any:
+            def job(cookie: str) -> Any:
                 browser.request("GET", "/api/page/jobs/default/lm", headers={"Cookie": cookie})
                 return json.loads(browser.getresponse().read())
 
-            found = job()
+            limited, admin = (
+                signed_in(browser, one) for one in (world.limited(), world.api.cluster.token)
+            )
+            assert job(limited)["heatMap"] is None
+            found = job(admin)
             assert (found["unreached"], found["missing"], found["worldSize"]) == ("", [], 4)
+            wait_until(lambda: job(admin)["heatMap"] is not None)
+            found = job(admin)
             assert found["heatMap"]["ranks"] == 4
             assert [one["workers"] for one in found["pods"]] == [2, 2]
             assert all(step for step in found["heatMap"]["steps"])
             points = len(found["history"]["times"])
             assert points >= 1
-            wait_until(lambda: len(job()["history"]["times"]) > points)
-            assert job()["history"]["metricNames"] == ["loss"]
+
+            # Who may not list pods sees no ranks of them, and takes them from nobody else.
+            def is_longer() -> bool:
+                seen = job(limited)
+                assert (seen["heatMap"], seen["pods"], seen["different"]) == (None, [], [])
+                assert any("pods" in line for line in seen["missing"])
+                assert job(admin)["heatMap"]["ranks"] == 4
+                return len(seen["history"]["times"]) > points
+
+            wait_until(is_longer)
+            assert job(admin)["history"]["metricNames"] == ["loss"]
     finally:
         process.terminate()
         rest, _ = process.communicate(timeout=PATIENCE_SECONDS)

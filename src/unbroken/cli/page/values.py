@@ -244,7 +244,7 @@ async def job_page(
     if pods:  # another person may be refused to list them
         seen.pods = pods
     if not seen.is_newer(now, kept_seconds):
-        await ask(cluster, seen, job, pods, now)
+        await ask(cluster, seen, job, seen.pods, now)
     incidents = await cluster.incidents(job)
     events = await events_of(cluster, job["metadata"]["uid"])
     # Reports are shared; each person sees those of pods that the person may list.
