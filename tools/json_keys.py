@@ -340,6 +340,60 @@ faults | text[] | conditions of the node that are faults
 repairNow | text | current repair in a sentence; empty: none
 repairs | text[] | earlier repairs, the newest first
 scoreText | text | blame score, and the limit for quarantine
+page node:ready | boolean | the node is ready
+links | object | links between nodes that checks of the last day have measured
+links.linkNodes | text[] | nodes of the matrix: at most 64, those with the slowest links
+links.linkNodeCount | integer | nodes whose links were measured
+links.speeds | number?[][] | GB/s of each pair by linkNodes; null: not measured; 0: no connection
+links.pairCount | integer | pairs that were measured
+links.pairs | object[] | pairs, the slowest first; at most 100
+links.pairs[].one | text | a node
+links.pairs[].other | text | the other node
+links.pairs[].gigabytesPerSecond | number | GB/s, the lower one of both ends; 0: no connection
+links.pairs[].microseconds | number? | latency, the higher one of both ends; null: not measured
+links.pairs[].isRight | boolean | the two nodes have computed a sum, and it was correct
+links.pairs[].slowDevice | text | device whose link is slower than the others; empty: none
+page node:blame | object[] | evidence against the node, the newest first
+page node:blame[].blamedAt | time | time of the evidence
+page node:blame[].kind | text | fault, incident, check, lost or relapse
+page node:blame[].source | text | reason of the fault, incident, or name of the check
+page node:blame[].text | text | evidence in a line
+page node:blame[].points | number | points that it counts now
+page node:checks | object[] | checks of the last day of the node, the newest first; at most 10
+page node:checks[].check | text | name of the check
+page node:checks[].phase | text | phase of the check
+page node:checks[].message | text | its result in a line
+page node:checks[].checkStarted | time? | time of its start
+page node:checks[].resultCount | integer | results of this node
+page node:checks[].results | object[] | results of this node, failures first; at most 50
+page node:checks[].results[].test | text | name of the test
+page node:checks[].results[].peer | text | other node of a pair; empty: none
+page node:checks[].results[].outcome | text | pass, fail, unknown or skipped
+page node:checks[].results[].measured | number? | measured value; null: none
+page node:checks[].results[].expected | number? | limit that it was compared with; null: none
+page node:checks[].results[].unit | text | unit of both
+page node:checks[].results[].text | text | result in words
+gpuNote | text | why there are no values of GPUs; empty: there are
+machineNote | text | whose values those of the machine are; empty: there are none
+gpuCharts | object | the worst of the node's GPUs over time, as columns of equal length
+machineCharts | object | use of the machine over time, as columns of equal length
+page node:gpuCharts.times | number[] | seconds since the epoch
+page node:gpuCharts.titles | text[] | value of each column
+page node:gpuCharts.columns | number?[][] | a column for each title; null: not known
+page node:machineCharts.times | number[] | seconds since the epoch
+page node:machineCharts.titles | text[] | value of each column
+page node:machineCharts.columns | number?[][] | a column for each title; null: not known
+gpus | object[] | GPUs of the node now
+gpus[].gpu | text | number of the GPU
+gpus[].model | text | model
+gpus[].gpuPod | text | `NAMESPACE/NAME` of the pod that has it; empty: none, or not known
+gpus[].celsius | number? | temperature in degrees Celsius; null: not known
+gpus[].busyPercent | number? | percentage of time in which it was busy; null: not known
+gpus[].usedMebibytes | number? | used memory in MiB; null: not known
+gpus[].wholeMebibytes | number? | memory in MiB; null: not known
+gpus[].correctedErrors | number? | corrected memory errors since the driver's start; null: not known
+gpus[].uncorrectedErrors | number? | uncorrected memory errors since then; null: not known
+gpus[].latestXid | number? | latest XID since the daemon began; 0: none; null: not known
 notification:version | integer | version of the form: 1
 notification:id | text | id of the message: the same for each try, by any operator
 notification:state | text | found, recovered, gave-up, ended, repair-began, repair-ended or left-out

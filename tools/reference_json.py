@@ -122,6 +122,7 @@ FORMS: Mapping[tuple[str, ...], Parts] = {
     ("hyperpod get-log",): (("", "cli.hyperpod.commands:get_log"),),
 }
 PAGE = "cli.page.values"
+NODE_PAGE = "cli.page.node_values"
 GOODPUT = "cli.job.views:goodput_value"
 PAGES: Mapping[str, Parts] = {
     "page jobs": (
@@ -156,9 +157,24 @@ PAGES: Mapping[str, Parts] = {
         ("timeline[].", f"{PAGE}:stage_value"),
     ),
     "page nodes": (
-        ("", f"{PAGE}:nodes_page"),
+        ("", f"{NODE_PAGE}:nodes_page"),
+        ("", f"{NODE_PAGE}:linked_nodes_page"),
         ("nodes[].", NODE),
-        ("nodes[].", f"{PAGE}:node_value"),
+        ("nodes[].", f"{NODE_PAGE}:node_value"),
+        ("links.", f"{NODE_PAGE}:links_value"),
+        ("links.pairs[].", f"{NODE_PAGE}:pair_value"),
+    ),
+    "page node": (
+        ("", NODE),
+        ("", f"{NODE_PAGE}:node_value"),
+        ("", f"{NODE_PAGE}:node_page"),
+        ("", f"{NODE_PAGE}:past_values"),
+        ("blame[].", f"{NODE_PAGE}:blame_value"),
+        ("checks[].", f"{NODE_PAGE}:check_value"),
+        ("checks[].results[].", f"{NODE_PAGE}:result_value"),
+        ("gpuCharts.", f"{NODE_PAGE}:charts_value"),
+        ("machineCharts.", f"{NODE_PAGE}:charts_value"),
+        ("gpus[].", f"{NODE_PAGE}:gpu_value"),
     ),
     "page logs": (
         ("", "cli.page.logs:log_page"),
@@ -181,6 +197,7 @@ NOTIFICATION, NOTIFICATION_PARTS = (
 """The message that a webhook gets."""
 TOP, TOP_JOBS, TOP_JOB = "top", ("page jobs", "page nodes"), "page job"
 """The command that prints the contents of pages: of two without a job, else of one."""
+NOT_IN_TOP = ("links",)
 EXAMPLES: Mapping[str, Any] = json.loads(Path(__file__).with_name("json_examples.json").read_text())
 """Output of each command on a local cluster of two nodes, recorded on 2026-11-27: lists are cut to
 one item, and keys of the cluster API are left out."""
@@ -295,6 +312,8 @@ def _top_schema() -> dict[str, Any]:
         keys: dict[str, Any] = {}
         for name in pages:
             keys |= _page_schema(name, PAGES[name])["properties"]
+        for name in NOT_IN_TOP:
+            keys.pop(name, None)
         made["anyOf"].append({"type": "object", "properties": keys, "required": list(keys)})
     return made
 

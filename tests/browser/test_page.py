@@ -96,9 +96,25 @@ def _assert_contents_fit(visitor: Visitor) -> None:
         "job": "jobs/default/train",
         "incident": "jobs/default/train/incidents/1",
         "nodes": "nodes",
+        "node": "nodes/node-0",
     }.items():
         answer = visitor.page.request.get(f"{visitor.origin}/api/page/{path}")
         assert_fits(json.loads(answer.body()), ["page", kind])
+
+
+def test_a_node_is_shown_over_time_with_its_checks(cli: Cli, browser: Any) -> None:
+    cli.call("check", "node-0", "--force")
+    visitor = Visitor(browser, cli.call("ui").stdout.strip())
+    page = visitor.page
+    page.goto(f"{visitor.origin}/nodes")
+    visitor.sees("No check of the last day has measured links")
+    page.get_by_role("link", name="node-0").click()
+    visitor.sees("finds no NVIDIA driver")
+    page.get_by_role("img", name=re.compile("processors busy, %: from")).wait_for()
+    page.get_by_text(re.compile("[0-9]+ results")).click()
+    page.get_by_role("table", name=re.compile("Results of")).wait_for()
+    visitor.examine("node")
+    assert visitor.errors == []
 
 
 def test_a_link_opens_the_page_once(cli: Cli, browser: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.attack.test_terminal_escapes import ODD
 from unbroken.cli.job.agents import differing, watch_value
-from unbroken.cli.page.values import heat_map_value, node_value, rank_value
+from unbroken.cli.page.node_values import node_value
+from unbroken.cli.page.values import heat_map_value, rank_value
 from unbroken.cli.top.browsing import UNFINISHED_MAX, Browsing, read_keys
 from unbroken.cli.top.views import OVERVIEW, Line, Target, fitted, lines, rank_lines, width_of
 from unbroken.core.page.heat_map import heat_map

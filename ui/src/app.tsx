@@ -1,11 +1,12 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import type { IncidentPage, JobPage, JobsPage, NodesPage } from "./contents";
+import type { IncidentPage, JobPage, JobsPage, NodePage, NodesPage } from "./contents";
 import { clock } from "./format";
 import { Incident } from "./pages/incident";
 import { Job } from "./pages/job";
 import { Jobs } from "./pages/jobs";
 import { Logs } from "./pages/logs";
+import { Node } from "./pages/node";
 import { Nodes } from "./pages/nodes";
 import { contentsPath, type Route, routeOf } from "./route";
 import { type Contents, useContents } from "./stream";
@@ -31,10 +32,10 @@ export function App() {
           unbroken
         </a>
         <nav aria-label="Pages">
-          <Link to="/jobs" current={route.page !== "nodes"}>
+          <Link to="/jobs" current={route.page !== "nodes" && route.page !== "node"}>
             Jobs
           </Link>
-          <Link to="/nodes" current={route.page === "nodes"}>
+          <Link to="/nodes" current={route.page === "nodes" || route.page === "node"}>
             Nodes
           </Link>
         </nav>
@@ -136,6 +137,8 @@ function Shown({ route, contents }: { route: Route; contents: Contents }) {
       return <Jobs page={contents.value as JobsPage} />;
     case "nodes":
       return <Nodes page={contents.value as NodesPage} />;
+    case "node":
+      return <Node page={contents.value as NodePage} />;
     case "job":
       return <Job page={contents.value as JobPage} />;
     case "logs":
@@ -152,6 +155,7 @@ function titleOf(route: Route): string {
     case "nodes":
       return "Nodes";
     case "job":
+    case "node":
       return route.name;
     case "logs":
       return `Logs of ${route.name}`;

@@ -1000,6 +1000,56 @@ export interface IncidentPageIncident {
 
 export interface NodesPage {
   /**
+   * links between nodes that checks of the last day have measured
+   */
+  links: {
+    /**
+     * nodes whose links were measured
+     */
+    linkNodeCount: number;
+    /**
+     * nodes of the matrix: at most 64, those with the slowest links
+     */
+    linkNodes: string[];
+    /**
+     * pairs that were measured
+     */
+    pairCount: number;
+    /**
+     * pairs, the slowest first; at most 100
+     */
+    pairs: {
+      /**
+       * GB/s, the lower one of both ends; 0: no connection
+       */
+      gigabytesPerSecond: number;
+      /**
+       * the two nodes have computed a sum, and it was correct
+       */
+      isRight: boolean;
+      /**
+       * latency, the higher one of both ends; null: not measured
+       */
+      microseconds: number | null;
+      /**
+       * a node
+       */
+      one: string;
+      /**
+       * the other node
+       */
+      other: string;
+      /**
+       * device whose link is slower than the others; empty: none
+       */
+      slowDevice: string;
+    }[];
+    /**
+     * GB/s of each pair by linkNodes; null: not measured; 0: no connection
+     */
+    speeds: (number | null)[][];
+  };
+  /**
    * what Kubernetes has refused to show to the account of the page
    */
   missing: string[];
@@ -1104,6 +1154,279 @@ export interface NodesPage {
      */
     verified: string;
   }[];
+}
+
+export interface NodePage {
+  /**
+   * action that the node daemon advises; empty: none
+   */
+  advice: string;
+  /**
+   * evidence against the node, the newest first
+   */
+  blame: {
+    /**
+     * time of the evidence
+     */
+    blamedAt: string;
+    /**
+     * fault, incident, check, lost or relapse
+     */
+    kind: string;
+    /**
+     * points that it counts now
+     */
+    points: number;
+    /**
+     * reason of the fault, incident, or name of the check
+     */
+    source: string;
+    /**
+     * evidence in a line
+     */
+    text: string;
+  }[];
+  /**
+   * boot ID of the node
+   */
+  bootId: string;
+  /**
+   * checks of the last day of the node, the newest first; at most 10
+   */
+  checks: {
+    /**
+     * name of the check
+     */
+    check: string;
+    /**
+     * time of its start
+     */
+    checkStarted: string | null;
+    /**
+     * its result in a line
+     */
+    message: string;
+    /**
+     * phase of the check
+     */
+    phase: string;
+    /**
+     * results of this node
+     */
+    resultCount: number;
+    /**
+     * results of this node, failures first; at most 50
+     */
+    results: {
+      /**
+       * limit that it was compared with; null: none
+       */
+      expected: number | null;
+      /**
+       * measured value; null: none
+       */
+      measured: number | null;
+      /**
+       * pass, fail, unknown or skipped
+       */
+      outcome: string;
+      /**
+       * other node of a pair; empty: none
+       */
+      peer: string;
+      /**
+       * name of the test
+       */
+      test: string;
+      /**
+       * result in words
+       */
+      text: string;
+      /**
+       * unit of both
+       */
+      unit: string;
+    }[];
+  }[];
+  /**
+   * cluster of the node; empty: none
+   */
+  cluster: string;
+  /**
+   * label of the deep check; empty: none
+   */
+  deepHealthCheck: string;
+  /**
+   * reasons of the node's faults; empty: none
+   */
+  faultReasons: string;
+  /**
+   * types of the node's faults; empty: none
+   */
+  faultTypes: string;
+  /**
+   * conditions of the node that are faults
+   */
+  faults: string[];
+  /**
+   * the worst of the node's GPUs over time, as columns of equal length
+   */
+  gpuCharts: {
+    /**
+     * a column for each title; null: not known
+     */
+    columns: (number | null)[][];
+    /**
+     * seconds since the epoch
+     */
+    times: number[];
+    /**
+     * value of each column
+     */
+    titles: string[];
+  };
+  /**
+   * why there are no values of GPUs; empty: there are
+   */
+  gpuNote: string;
+  /**
+   * GPUs of the node now
+   */
+  gpus: {
+    /**
+     * percentage of time in which it was busy; null: not known
+     */
+    busyPercent: number | null;
+    /**
+     * temperature in degrees Celsius; null: not known
+     */
+    celsius: number | null;
+    /**
+     * corrected memory errors since the driver's start; null: not known
+     */
+    correctedErrors: number | null;
+    /**
+     * number of the GPU
+     */
+    gpu: string;
+    /**
+     * `NAMESPACE/NAME` of the pod that has it; empty: none, or not known
+     */
+    gpuPod: string;
+    /**
+     * latest XID since the daemon began; 0: none; null: not known
+     */
+    latestXid: number | null;
+    /**
+     * model
+     */
+    model: string;
+    /**
+     * uncorrected memory errors since then; null: not known
+     */
+    uncorrectedErrors: number | null;
+    /**
+     * used memory in MiB; null: not known
+     */
+    usedMebibytes: number | null;
+    /**
+     * memory in MiB; null: not known
+     */
+    wholeMebibytes: number | null;
+  }[];
+  /**
+   * health label of the node; empty: none
+   */
+  health: string;
+  /**
+   * instance group of the node; empty: none
+   */
+  instanceGroup: string;
+  /**
+   * instance type of the node; empty: none
+   */
+  instanceType: string;
+  /**
+   * pods of jobs on the node, NAMESPACE/NAME
+   */
+  jobPods: string[];
+  /**
+   * use of the machine over time, as columns of equal length
+   */
+  machineCharts: {
+    /**
+     * a column for each title; null: not known
+     */
+    columns: (number | null)[][];
+    /**
+     * seconds since the epoch
+     */
+    times: number[];
+    /**
+     * value of each column
+     */
+    titles: string[];
+  };
+  /**
+   * whose values those of the machine are; empty: there are none
+   */
+  machineNote: string;
+  /**
+   * what Kubernetes has refused to show to the account of the page
+   */
+  missing: string[];
+  /**
+   * name
+   */
+  name: string;
+  /**
+   * repair that was ordered; empty: none
+   */
+  ordered: string;
+  /**
+   * reason of the quarantine; null: not in quarantine
+   */
+  quarantined: string | null;
+  /**
+   * the node is ready
+   */
+  ready: boolean;
+  /**
+   * repair that runs; null: none
+   */
+  repair: {} | null;
+  /**
+   * current repair in a sentence; empty: none
+   */
+  repairNow: string;
+  /**
+   * current repair in short; `-`: none
+   */
+  repairText: string;
+  /**
+   * earlier repairs, the newest first
+   */
+  repairs: string[];
+  /**
+   * true if the node takes new pods
+   */
+  schedulable: boolean;
+  /**
+   * blame score
+   */
+  score: number;
+  /**
+   * blame score, and the limit for quarantine
+   */
+  scoreText: string;
+  /**
+   * status of the node in words
+   */
+  status: string;
+  /**
+   * result of the test after the last repair; empty: none
+   */
+  verified: string;
 }
 
 export interface LogsPage {

@@ -2,8 +2,8 @@
 import type { ComponentChildren } from "preact";
 import { percent } from "./format";
 
-const GOOD = new Set(["Running", "Completed", "Schedulable", "Ready"]);
-const BAD = new Set(["Failed", "Faulted", "NotReady"]);
+const GOOD = new Set(["Running", "Completed", "Schedulable", "Ready", "Passed", "pass"]);
+const BAD = new Set(["Failed", "Faulted", "NotReady", "fail"]);
 
 /** A state as a coloured word. */
 export function State({ name }: { name: string }) {

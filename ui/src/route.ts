@@ -3,6 +3,7 @@
 export type Route =
   | { page: "jobs" }
   | { page: "nodes" }
+  | { page: "node"; name: string }
   | { page: "job"; namespace: string; name: string }
   | { page: "logs"; namespace: string; name: string }
   | { page: "incident"; namespace: string; name: string; number: number }
@@ -14,6 +15,7 @@ export function routeOf(address: string): Route {
   const parts = path.split("/").filter(Boolean).map(decoded);
   if (parts.length === 0 || (parts.length === 1 && parts[0] === "jobs")) return { page: "jobs" };
   if (parts.length === 1 && parts[0] === "nodes") return { page: "nodes" };
+  if (parts.length === 2 && parts[0] === "nodes" && parts[1]) return { page: "node", name: parts[1] };
   const [kind, namespace, name, below, number] = parts;
   if (kind !== "jobs" || !namespace || !name) return { page: "unknown" };
   if (parts.length === 3) return { page: "job", namespace, name };
@@ -57,12 +59,19 @@ export function logsPath(namespace: string, name: string, choice: LogChoice = {}
   return `${jobPath(namespace, name)}/logs${query && `?${query}`}`;
 }
 
+/** The address of a node's page. */
+export function nodePath(name: string): string {
+  return `/nodes/${encodeURIComponent(name)}`;
+}
+
 /** The path of the contents below /api/page/ and /api/stream/; null: there are none. */
 export function contentsPath(route: Route): string | null {
   switch (route.page) {
     case "jobs":
     case "nodes":
       return route.page;
+    case "node":
+      return nodePath(route.name).slice(1);
     case "job":
     case "logs": // its filters name the pods and attempts of the job
       return jobPath(route.namespace, route.name).slice(1);

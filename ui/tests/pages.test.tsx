@@ -5,8 +5,9 @@ import { afterEach, expect, test } from "vitest";
 import { Incident } from "../src/pages/incident";
 import { Job } from "../src/pages/job";
 import { Jobs } from "../src/pages/jobs";
+import { Node } from "../src/pages/node";
 import { Nodes } from "../src/pages/nodes";
-import { HOSTILE, heatMap, incidentPage, jobPage, jobRow, jobsPage, nodeRow, recovery } from "./samples";
+import { HOSTILE, heatMap, incidentPage, jobPage, jobRow, jobsPage, NO_LINKS, nodePage, nodeRow, recovery } from "./samples";
 
 afterEach(cleanup);
 
@@ -62,7 +63,7 @@ test("what an account may not see is said on each page", async () => {
   const pages = [
     <Jobs page={jobsPage(kept)} />,
     <Job page={page} />,
-    <Nodes page={{ nodes: [], missing: [REFUSED] }} />,
+    <Nodes page={{ nodes: [], missing: [REFUSED], links: NO_LINKS }} />,
   ];
   for (const one of pages) {
     const { container, unmount } = render(one);
@@ -171,11 +172,83 @@ test("a node has its faults and its repairs", async () => {
     repairs: ["reset Done"],
     quarantined: "too often",
   });
-  const { getAllByRole, container } = render(<Nodes page={{ nodes: [nodeRow(), bad], missing: [] }} />);
+  const { getAllByRole, container } = render(<Nodes page={{ nodes: [nodeRow(), bad], missing: [], links: NO_LINKS }} />);
   const row = getAllByRole("row")[2]?.textContent ?? "";
   for (const text of ["NotReady", "NodeStatusUnknown: silent", "reboot Acting", "1 earlier repair", "too often"]) {
     expect(row).toContain(text);
   }
+  expect(await faults(container)).toEqual([]);
+});
+
+const LINKS = {
+  linkNodes: ["a", "b", "c"],
+  linkNodeCount: 70,
+  speeds: [
+    [null, 10, 0],
+    [10, null, 5],
+    [0, 5, null],
+  ],
+  pairCount: 3,
+  pairs: [
+    { one: "a", other: "c", gigabytesPerSecond: 0, microseconds: null, isRight: false, slowDevice: "" },
+    { one: "b", other: "c", gigabytesPerSecond: 5, microseconds: 40, isRight: true, slowDevice: "mlx5_1" },
+  ],
+};
+const GPU = {
+  gpu: "0",
+  model: "H200",
+  gpuPod: "default/train-pods-0",
+  celsius: 71,
+  busyPercent: 98,
+  usedMebibytes: 100,
+  wholeMebibytes: 200,
+  correctedErrors: 3,
+  uncorrectedErrors: 0,
+  latestXid: 79,
+};
+const CHECK = {
+  check: "check-1",
+  phase: "Failed",
+  message: "node a is faulty",
+  checkStarted: "2026-11-29T10:00:00Z",
+  resultCount: 60,
+  results: [
+    { test: "all-reduce", peer: "b", outcome: "fail", measured: 5, expected: 9, unit: "GB/s", text: "slow" },
+  ],
+};
+
+test("links are a matrix of colours and a table, the slowest first", async () => {
+  const page = { nodes: [nodeRow()], missing: [], links: LINKS };
+  const { getByRole, container } = render(<Nodes page={page} />);
+  const words = "Links of 3 nodes: usually 10 GB/s, the slowest 0 GB/s";
+  const cells = getByRole("img", { name: words }).querySelectorAll(".cell");
+  expect([...cells].map((one) => one.className.replace("cell ", ""))).toEqual(
+    ["none", "level0", "level4", "level0", "none", "level2", "level4", "level2", "none"],
+  );
+  expect(container.textContent).toContain("3 of 70 nodes, those with the slowest links.");
+  const rows = within(getByRole("table", { name: "Links between nodes", hidden: true })).getAllByRole("row", { hidden: true });
+  expect(rows.slice(1).map((one) => one.textContent)).toEqual(["acno connection, or wrong sums––", "bc540mlx5_1"]);
+  expect(await faults(container)).toEqual([]);
+});
+
+test("a node has its GPUs, its checks and its blame", async () => {
+  const blame = { blamedAt: "2026-11-29T10:00:00Z", kind: "fault", source: "Xid79", text: "fell off the bus", points: 3 };
+  const charts = { times: [1, 2], titles: ["hottest GPU, °C"], columns: [[70, 71]] };
+  const page = nodePage({ gpus: [GPU], checks: [CHECK], blame: [blame], gpuCharts: charts });
+  const { getByRole, container } = render(<Node page={page} />);
+  const gpu = within(getByRole("table", { name: "GPUs" })).getAllByRole("row")[1];
+  expect(gpu?.textContent).toBe("0H200default/train-pods-07198100 of 2003079");
+  expect(getByRole("img", { name: /hottest GPU, °C: from 70 to 71/ })).toBeTruthy();
+  expect(container.textContent).toContain("1 of 60 results");
+  expect(container.textContent).toContain("fell off the bus");
+  expect(await faults(container)).toEqual([]);
+});
+
+test("a node without GPUs says so in a sentence, and has no empty chart", async () => {
+  const note = "The daemon of this node finds no NVIDIA driver, so there are no values of GPUs.";
+  const { container } = render(<Node page={nodePage({ gpuNote: note })} />);
+  expect(container.textContent).toContain(note);
+  expect(container.querySelectorAll("[role=img]")).toHaveLength(0);
   expect(await faults(container)).toEqual([]);
 });
 
@@ -214,7 +287,29 @@ const HOSTILE_PAGES: [string, ComponentChildren][] = [
       }}
     />,
   ],
-  ["nodes", <Nodes page={{ nodes: [nodeRow({ name: HOSTILE, faults: [HOSTILE], repairNow: HOSTILE })], missing: [] }} />],
+  [
+    "nodes",
+    <Nodes
+      page={{
+        nodes: [nodeRow({ name: HOSTILE, faults: [HOSTILE], repairNow: HOSTILE })],
+        missing: [],
+        links: { ...LINKS, linkNodes: [HOSTILE, "b", "c"] },
+      }}
+    />,
+  ],
+  [
+    "node",
+    <Node
+      page={nodePage({
+        name: HOSTILE,
+        gpuNote: HOSTILE,
+        faults: [HOSTILE],
+        blame: [{ blamedAt: HOSTILE, kind: HOSTILE, source: HOSTILE, text: HOSTILE, points: 1 }],
+        checks: [{ ...CHECK, check: HOSTILE, message: HOSTILE }],
+        gpus: [{ ...GPU, model: HOSTILE, gpuPod: HOSTILE }],
+      })}
+    />,
+  ],
 ];
 
 test.each(HOSTILE_PAGES)("hostile text on the page of %s is shown and never run", (_, page) => {

@@ -5,6 +5,7 @@ test.each([
   ["/", { page: "jobs" }],
   ["/jobs", { page: "jobs" }],
   ["/nodes/", { page: "nodes" }],
+  ["/nodes/node-1", { page: "node", name: "node-1" }],
   ["/jobs/team/train", { page: "job", namespace: "team", name: "train" }],
   ["/jobs/team/train/incidents/12", { page: "incident", namespace: "team", name: "train", number: 12 }],
   ["/jobs/team", { page: "unknown" }],

@@ -1,5 +1,5 @@
 // Contents of pages, whole and typed, for the tests.
-import type { IncidentPage, JobPage, JobsPage, NodesPage } from "../src/contents";
+import type { IncidentPage, JobPage, JobsPage, NodePage, NodesPage } from "../src/contents";
 
 /** A name or a line of a log that would run if it were not escaped. */
 export const HOSTILE = `<img src=x onerror="document.title='broken into'"><script>document.title='broken into'</script>`;
@@ -198,6 +198,24 @@ export function nodeRow(change: Partial<NodeRow> = {}): NodeRow {
     repairNow: "",
     repairs: [],
     scoreText: "0.2 points in 1 entry; quarantine from 8",
+    ...change,
+  };
+}
+
+export const NO_LINKS: NodesPage["links"] = { linkNodes: [], linkNodeCount: 0, speeds: [], pairCount: 0, pairs: [] };
+
+export function nodePage(change: Partial<NodePage> = {}): NodePage {
+  const nothing = { times: [], titles: [], columns: [] };
+  return {
+    ...nodeRow(),
+    blame: [],
+    checks: [],
+    gpuNote: "",
+    machineNote: "",
+    gpuCharts: nothing,
+    machineCharts: nothing,
+    gpus: [],
+    missing: [],
     ...change,
   };
 }

@@ -11,6 +11,7 @@ import pytest
 from tests.cli.test_cli_story import HUNG
 from tests.cli_calls import assert_fits
 from unbroken.cli.nodes.views import with_belongings
+from unbroken.cli.page.node_values import links_value, node_value
 from unbroken.cli.page.values import (
     JOBS_MAX,
     PODS_SHOWN,
@@ -20,13 +21,13 @@ from unbroken.cli.page.values import (
     history_value,
     incident_value,
     is_sample_due,
-    node_value,
     past,
     pod_values,
     recovery_value,
 )
 from unbroken.core.page.heat_map import heat_map
 from unbroken.core.page.history import MetricHistory
+from unbroken.core.page.links import LinkMatrix
 from unbroken.errors import SpecError
 from unbroken.spec.job.incident import StackGroup
 from unbroken.wire.observation import RankWatch
@@ -138,7 +139,8 @@ def test_a_node_has_its_faults_and_its_repair() -> None:
     condition: dict[str, Any] = {"type": "Ready", "status": "False", "message": HOSTILE}
     node = {"metadata": {"name": "n"}, "status": {"conditions": [condition]}}
     value = node_value(node, None, [], 100.0)
-    assert_fits({"nodes": [value], "missing": []}, ["page", "nodes"])
+    nodes = {"nodes": [value], "missing": [], "links": links_value(LinkMatrix())}
+    assert_fits(nodes, ["page", "nodes"])
     assert value["status"] == "NotReady"
     assert value["faults"] == [f"Ready=False : {HOSTILE}"]
     assert value["repairNow"] == ""

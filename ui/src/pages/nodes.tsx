@@ -1,11 +1,13 @@
 import type { NodesPage } from "../contents";
 import { counted, NONE, short } from "../format";
+import { LinksCard } from "../links";
 import { type Column, Missing, State, Table } from "../parts";
+import { nodePath } from "../route";
 
 type NodeRow = NodesPage["nodes"][number];
 
 const COLUMNS: Column<NodeRow>[] = [
-  { title: "Node", cell: (node) => <strong>{node.name}</strong> },
+  { title: "Node", cell: (node) => <a href={nodePath(node.name)}>{node.name}</a> },
   { title: "Status", cell: (node) => <State name={node.status} /> },
   { title: "Health", cell: (node) => (node.health ? <State name={node.health} /> : NONE) },
   { title: "Type", cell: (node) => node.instanceType || NONE },
@@ -73,6 +75,7 @@ export function Nodes({ page }: { page: NodesPage }) {
             {ready} of {counted(page.nodes.length, "node")} ready
           </p>
           <Table label="Nodes" columns={COLUMNS} rows={page.nodes} />
+          <LinksCard links={page.links} />
         </>
       )}
       {page.nodes.length === 0 && page.missing.length === 0 && <p>No nodes.</p>}

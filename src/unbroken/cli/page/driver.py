@@ -15,20 +15,22 @@ from aiohttp import web
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.place import ClusterPlace
 from unbroken.core.page.history import MetricHistory
+from unbroken.core.page.node_history import look
 from unbroken.errors import SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.client import KubeClient, TokenClients
 from unbroken.kube.clock import monotonic, pause, processor, wall
 from unbroken.listener import Connections, Limits, bound
-from unbroken.local.state import Paths
+from unbroken.local.state import Paths, running
 from unbroken.log_lines import LastProblem, Log
 
-from . import actions, values
+from . import actions, node_values, values
 from .access import KEY_BYTES, Access, read_page_file, write_page_file
 from .account import Account
 from .accounts import Accounts
 from .entrance import LinkEntrance, Source
 from .logs import LogQuery, log_page
+from .node_metrics import read_metrics
 from .orders import Order
 from .past_file import SAVE_SECONDS, PastFile, past_file
 from .reports import OperatorPlace, asking_operator
@@ -60,6 +62,7 @@ class Seen:
     """The past of jobs, which all people share: each sees that of jobs that the person may read."""
 
     pasts: values.Pasts = field(default_factory=dict)
+    nodes: node_values.NodePasts = field(default_factory=node_values.NodePasts)
     looked_at: float = float("-inf")
     """Time of the monotonic clock at which a page was read last."""
 
@@ -95,7 +98,11 @@ class Pages:
             case ("jobs",):
                 return await values.jobs_page(await self._cluster(""), self._seen.pasts, wall())
             case ("nodes",):
-                return await values.nodes_page(await self._cluster(""), wall())
+                cluster = await self._cluster("")
+                return await node_values.linked_nodes_page(cluster, wall())
+            case ("nodes", name) if name:
+                cluster = await self._cluster("")
+                return await node_values.node_page(cluster, name, self._seen.nodes, wall())
             case ("jobs", namespace, name) if namespace and name:
                 inside = await self._cluster(namespace)
                 pasts = self._seen.pasts
@@ -146,6 +153,7 @@ class Pages:
             if values.is_sample_due(began, sampled_at, self._seen.looked_at):
                 sampled_at = began
                 await self._tried(self._sample)
+                await self._tried(self._sample_nodes)
             await pause(values.SAMPLE_SECONDS)
 
     async def _ask_open(self) -> None:
@@ -163,6 +171,18 @@ class Pages:
             if not values.past(pasts, job).is_newer(wall(), values.SAMPLE_SECONDS):
                 async with self._turns.turn():
                     await values.sample_job(cluster, pasts, wall(), job)
+
+    async def _sample_nodes(self) -> None:
+        """Read the metrics of the nodes of a local cluster."""
+        paths = (await self._cluster("")).place.paths
+        found = None if paths is None else running(paths)
+        last = self._seen.nodes.machine.points
+        is_new = last and wall() - last[-1].at < node_values.NODE_SECONDS
+        if found is None or not found.metrics or is_new:
+            return
+        async with self._turns.turn():
+            samples = await read_metrics(found.metrics)
+            self._seen.nodes.add(wall(), look(monotonic(), samples))
 
     async def _ask(self, seen: values.JobPast) -> None:
         cluster = await self._cluster(seen.job["metadata"]["namespace"])
@@ -202,9 +222,9 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
             _serving(_for_one(pages, access, turns, sockets), sockets) as address,
             asyncio.TaskGroup() as tasks,
         ):
-            running = [tasks.create_task(pages.sample()), tasks.create_task(pages.keep(file))]
+            working = [tasks.create_task(pages.sample()), tasks.create_task(pages.keep(file))]
             yield address
-            for task in running:
+            for task in working:
                 task.cancel()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
+from unbroken.cli.connection import Cluster, Object
 from unbroken.cli.job.agents import (
     bound_lines,
     bound_value,
@@ -37,16 +37,6 @@ from unbroken.cli.job.views import (
     state,
     wait_lines,
     world_size,
-)
-from unbroken.cli.nodes.views import (
-    fault_conditions,
-    node_row,
-    record_of,
-    repair_line,
-    repair_text,
-    score_line,
-    status_text,
-    with_belongings,
 )
 from unbroken.core.job.record import timeline
 from unbroken.core.job.recovery.words import culprit_text, incident_line, remedy_words
@@ -483,29 +473,3 @@ async def incident_text(cluster: Cluster, name: str, number: int, now: float) ->
     one = numbered(name, await cluster.incidents(job), number)
     head = f"job {job['metadata']['namespace']}/{name}"
     return "\n".join([head, *story(one, now=now, is_full=True), ""])
-
-
-async def nodes_page(cluster: Cluster, now: float) -> dict[str, Any]:
-    """All nodes with their faults and repairs."""
-    pods, records = await cluster.select(PODS, namespace=""), await cluster.select(RECORDS)
-    nodes = await cluster.select(NODES)
-    return {
-        "nodes": [node_value(*found, now) for found in with_belongings(nodes, records, pods)],
-        "missing": cluster.missing(),
-    }
-
-
-def node_value(
-    node: Object, record: Object | None, pods: Sequence[Object], now: float
-) -> dict[str, Any]:
-    """A node, with the texts of `unbroken nodes describe`."""
-    row, held = node_row(node, record, pods, now), record_of(record)
-    return {
-        **row,
-        "status": status_text(row),
-        "repairText": repair_text(row),
-        "faults": [one[:TEXT_SHOWN] for one in fault_conditions(node)],
-        "repairNow": "" if held.repair is None else repair_line(held.repair, now)[:TEXT_SHOWN],
-        "repairs": [repair_line(one, now)[:TEXT_SHOWN] for one in reversed(held.history)],
-        "scoreText": score_line(held, now),
-    }

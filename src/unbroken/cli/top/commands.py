@@ -77,13 +77,13 @@ class Reader:
 
     async def read(self, cluster: Cluster, target: Target, now: float) -> Contents:
         """Read the contents of a screen.  Raises SpecError if the job or incident is gone."""
-        from unbroken.cli.page import values  # slow to load
+        from unbroken.cli.page import node_values, values  # slow to load
 
         match target:
             case ("jobs",):
                 return await self._overview(cluster, now)
             case ("nodes", _):
-                return await values.nodes_page(cluster, now)
+                return await node_values.nodes_page(cluster, now)
             case ("jobs", namespace, name, "incidents", number):
                 inside = Cluster(cluster.place, cluster.client, namespace)
                 text = await values.incident_text(inside, name, int(number), now)
@@ -95,7 +95,7 @@ class Reader:
                 raise SpecError("there is no such screen")
 
     async def _overview(self, cluster: Cluster, now: float) -> Contents:
-        from unbroken.cli.page import values  # slow to load
+        from unbroken.cli.page import node_values, values  # slow to load
 
         namespace = "" if self._every else cluster.namespace
         if cluster.place.paths is not None:
@@ -103,7 +103,7 @@ class Reader:
             await values.sample(cluster, self._pasts, now, jobs)
         found = await values.jobs_page(cluster, self._pasts, now, namespace)
         try:
-            nodes = await values.nodes_page(cluster, now)
+            nodes = await node_values.nodes_page(cluster, now)
         except (SpecError, Forbidden) as error:
             nodes = {"nodes": [], "missing": [f"Nodes not shown: {error}"]}
         return {**found, **nodes, "missing": [*found["missing"], *nodes["missing"]]}
