@@ -56,7 +56,8 @@ def machine() -> str:
 
 def table(cell: dict[str, Any]) -> str:
     """Return a table of seconds by mode and stage, with ratios to torchrun with a fresh store."""
-    names = ("recovered", "p50", "p95", "mean", "max", "faster", "step", "beyond", "less", "lost")
+    names = ("recovered", "p50", "p95", "mean", "max", "faster", "step", "beyond", "less",
+             "to step", "lost")  # fmt: skip
     head = f"{'mode':24}" + "".join(f"{name:>10}" for name in names)
     head += "".join(f"{name:>11}" for name in STAGES)
     job = f"{cell['shape']}, {cell['sharding']}, {cell['parameters']:,} parameters"
@@ -73,6 +74,8 @@ def table(cell: dict[str, Any]) -> str:
             cells.append(f"{figure:10.3f}" if figure is not None else f"{'-':>10}")
         less = entry["times_less_beyond_step"]
         cells.append(f"{less:9.1f}x" if less else f"{'-':>10}")
+        reached = entry["details"].get("to_first_step")
+        cells.append(f"{reached:10.3f}" if reached is not None else f"{'-':>10}")
         lost = (entry["lost_steps_p50"], entry["lost_steps_max"])
         cells.append(f"{lost[0]:>6.1f}/{lost[1]:<3}")
         stages = entry["stages"]
@@ -213,8 +216,8 @@ def main() -> None:
     for cell in cells:
         print(f"\n{table(cell)}")
     print(f"\nseconds; faster: p50 of {BASE} by that of the mode; beyond: the time beyond "
-          "one usual step of the job (step); less: its ratio, as faster; lost: steps, p50/max; "
-          "stages are medians")  # fmt: skip
+          "one usual step of the job (step); less: its ratio, as faster; to step: the last "
+          "rank begins its first step; lost: steps, p50/max; stages are medians")  # fmt: skip
 
 
 if __name__ == "__main__":

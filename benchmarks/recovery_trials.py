@@ -159,16 +159,21 @@ def outcome(
             "made": len(made),
             "made_before": sum(one.process_at < kill.killed_at - 0.02 for one in made),
             "kernel_ends_victim": dead_at - kill.killed_at,
+            "to_first_step": _prepared(new, kill.killed_at) - kill.killed_at,
             **slowest(new, kill.killed_at),
             **slowest([one for one in new if one not in made], kill.killed_at, "kept_"),
         },
     )
 
 
+def _prepared(workers: list[Worker], killed_at: float) -> float:
+    """Return when the last rank began its first step."""
+    return max((one.marks.get("restored", killed_at) for one in workers), default=killed_at)
+
+
 PARTS = {
     "python": "process_to_python", "imported": "import_torch", "joined": "join", "built": "build",
-    "sharded": "shard", "loaded": "load", "restored": "wrap", "learned": "first_step",
-    "first_step": "first_save",
+    "loaded": "load", "restored": "wrap", "learned": "first_step", "first_step": "first_save",
 }  # fmt: skip
 """Names of the parts until the first step, by the mark that ends each."""
 

@@ -24,9 +24,9 @@ REAP_LOOK_SECONDS = 0.001
 
 
 STEPS_KEPT = 256
-MARKS = ("imported", "joined", "built", "sharded", "loaded", "restored")
+MARKS = ("imported", "joined", "built", "loaded", "restored")
 """Reports of a worker on its way to its first step: torch is imported, the process group joined,
-the model built, divided (FSDP2), its state loaded, the model wrapped (DDP)."""
+the model built (and divided), its state loaded, the model wrapped (DDP)."""
 
 
 @dataclass(eq=False)

@@ -20,6 +20,8 @@ BEGAN_AT = time.time()
 import json  # noqa: E402
 import os  # noqa: E402
 import select  # noqa: E402
+from functools import partial  # noqa: E402
+from importlib import import_module  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -137,28 +139,27 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     import torch
     from torch import distributed
 
-    is_sharded, replicas = wanted["sharding"] != "ddp", None
-    if is_sharded:
-        import train_shards
+    shards = _shards(wanted["sharding"])
     report("imported", time.time())
     torch.set_num_threads(1)
     world = {} if store is None else {"rank": report.rank, "world_size": _world()}
     distributed.init_process_group("gloo", store=store, **world)
     report("joined", time.time())
-    model = build(wanted["parameters"])
-    report("built", time.time())
-    if is_sharded:
-        replicas = train_shards.shard(model, wanted["sharding"], wanted["nodes"])
+    make, replicas = partial(build, wanted["parameters"]), None
+    if shards is None:
+        model = make()
+    else:
+        model, replicas = shards.made(make, wanted["sharding"], wanted["nodes"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    report("sharded", time.time())
+    report("built", time.time())
     snapshot = _snapshot(model, optimizer, replicas) if wanted.get("snapshots") else None
     found = snapshot.restore() if snapshot is not None else None
     if found is not None:
         step = found.step
     else:
-        step = train_shards.load(model, DIRECTORY) if is_sharded else load(model)
+        step = load(model) if shards is None else shards.load(model, DIRECTORY)
     report("loaded", time.time())
-    parallel = model if is_sharded else _replicated(model, wanted)
+    parallel = _replicated(model, wanted) if shards is None else model
     report("restored", time.time())
     while True:
         report.pace(wanted["idle_seconds"])
@@ -171,15 +172,18 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
         if wanted.get("tells"):
             _tell(step)
         if step % wanted["checkpoint_steps"] == 0:
-            _save(model, step, wanted["sharding"])
+            _save(model, step, shards)
 
 
-def _save(model: nn.Module, step: int, sharding: str) -> None:
+def _shards(sharding: str) -> Any:
+    """Return the module for models in shards; None: the ranks are replicas."""
+    return None if sharding == "ddp" else import_module("train_shards")
+
+
+def _save(model: nn.Module, step: int, shards: Any) -> None:
     """Write a checkpoint: every rank its shards, or rank 0 the whole."""
-    if sharding != "ddp":
-        import train_shards
-
-        train_shards.save(model, step, DIRECTORY)
+    if shards is not None:
+        shards.save(model, step, DIRECTORY)
     elif os.environ["RANK"] == "0":
         save(model, step)
 
@@ -222,6 +226,8 @@ def main() -> None:
     if wanted.get("restartable"):
         from unbroken import worker
 
+        import_module("torch.distributed")
+        _shards(wanted["sharding"])
         run = worker.restartable(train)
     run(report, wanted)
 

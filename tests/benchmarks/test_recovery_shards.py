@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import recovery
@@ -51,11 +53,14 @@ def test_an_unknown_sharding_is_an_error_that_names_the_known(
 
 
 def test_the_table_has_the_usual_step_and_the_time_beyond_it() -> None:
-    kill = Recovery("torchrun-fresh-store", 1, 100.0, stepped_at=112.0, step_seconds=2.0)
-    ours = Recovery("in-process+snapshots", 1, 100.0, stepped_at=103.25, step_seconds=2.25)
+    kill = Recovery(
+        "torchrun-fresh-store", 1, 100.0, stepped_at=112.0, step_seconds=2.0, lost_steps=6,
+        details={"to_first_step": 9.5},
+    )  # fmt: skip
+    ours = Recovery(
+        "in-process+snapshots", 1, 100.0, stepped_at=103.25, step_seconds=2.25, lost_steps=0
+    )
     entries = [dict(summary(one.mode, [one])) for one in (kill, ours)]
-    for one in entries:
-        one |= {"lost_steps_p50": 0, "lost_steps_max": 0}
     rate(entries, recovery.BASE)
     cell = {
         "shape": "2x2", "sharding": "fsdp2", "parameters": 100_000_000, "fault": "worker",
@@ -65,10 +70,10 @@ def test_the_table_has_the_usual_step_and_the_time_beyond_it() -> None:
     assert title == "2x2, fsdp2, 100,000,000 parameters, fault: worker"
     assert head.split() == [
         "mode", "recovered", "p50", "p95", "mean", "max", "faster", "step", "beyond", "less",
-        "lost", *STAGES,
+        "to", "step", "lost", *STAGES,
     ]  # fmt: skip
-    assert first.split()[6:10] == ["1.0x", "2.000", "10.000", "1.0x"]
-    assert second.split()[6:10] == ["3.7x", "2.250", "1.000", "10.0x"]
+    assert first.split()[6:12] == ["1.0x", "2.000", "10.000", "1.0x", "9.500", "6.0/6"]
+    assert second.split()[6:12] == ["3.7x", "2.250", "1.000", "10.0x", "-", "0.0/0"]
 
 
 def test_a_launcher_whose_script_knows_no_shards_is_left_out(tmp_path: Path) -> None:
@@ -87,12 +92,17 @@ def saved_and_loaded(_rank: int, sharding: str, place: Path) -> list[tuple[list[
     import train_shards
     from train_step import build, learn
 
-    torch.manual_seed(1)
-    model = build(2_000)
-    train_shards.shard(model, sharding, 2)
+    model, replicas = train_shards.made(partial(build, 2_000), sharding, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     assert train_shards.load(model, place) == 0
+    torch.manual_seed(1)
+    assert all(0 < one.full_tensor().abs().max() < 1 for one in model.parameters())
+    local = [one.to_local() for one in model.parameters()]
+    if sharding == "hsdp":
+        theirs: list[Any] = [None, None]
+        torch.distributed.all_gather_object(theirs, [one.tolist() for one in local], replicas)
+        assert theirs[0] == theirs[1]
     for step in (10, 20, 30):
         learn(model, optimizer, 4)
         train_shards.save(model, step, place)
