@@ -182,6 +182,22 @@ def test_training_goes_on_as_from_disk(job: Job, memories: list[SnapshotSlots]) 
     assert [(one[0], *one[3:]) for one in memory] == [(one[0], *one[3:]) for one in disk]
 
 
+def test_shards_go_from_four_ranks_to_three_and_back(
+    job: Job, memories: list[SnapshotSlots]
+) -> None:
+    nodes = [memories[int(one)] for one in "0011"]
+    saved = job.run(save, nodes, range(3))
+    three = job.run(restore, nodes[:3], "memory")
+    source = "memory of 4 ranks, divided anew"
+    assert [(one[0], one[1][0], one[3]) for one in three] == [(2, source, saved[0][2])] * 3
+    made = job.run(restore, nodes[:3], "memory", 0)
+    assert [(one[0], one[1][0]) for one in made] == [(5, "memory")] * 3
+    four = job.run(restore, nodes, "memory")
+    source = "memory of 3 ranks, divided anew"
+    assert [(one[0], one[1][0], one[3]) for one in four] == [(5, source, made[0][3])] * 4
+    assert len({repr(one[4]) for one in four}) == 1, "losses differ between ranks"
+
+
 def slots(memory: SnapshotSlots, rank: int) -> dict[int, Any]:
     """Return the slots of a rank, by step."""
     with channel(memory) as line:

@@ -179,7 +179,7 @@ def _placement(found: Any) -> tuple[str, int]:
         return kind, found.dim
     if kind == "Replicate":
         return kind, 0
-    raise NotEncodable(f"a DTensor placed as {found} (only Shard and Replicate can be kept)")
+    raise NotEncodable(f"a DTensor placed as {kind} (only Shard and Replicate can be kept)")
 
 
 @dataclass
