@@ -67,6 +67,56 @@ def test_a_job_is_restarted_suspended_and_resumed_on_its_page(cli: Cli, browser:
     cli.call("delete", "acted")
 
 
+def test_a_node_is_drained_and_repaired_on_the_page_of_nodes(cli: Cli, browser: Any) -> None:
+    visitor = Visitor(browser, cli.call("ui").stdout.strip())
+    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
+    page.get_by_role("link", name="Nodes").click()
+
+    def act(label: str, result: str) -> None:
+        page.get_by_role("button", name="Actions on node-1").click()
+        dialog.get_by_label("Action").select_option(label)
+        if label == "Drain":
+            dialog.get_by_label("Time after which").fill("10m")
+            dialog.get_by_text("unbroken nodes drain node-1 --deadline 10m").wait_for()
+            visitor.examine("action-node")
+        dialog.get_by_role("button", name=label).click()
+        dialog.get_by_text(f"node-1: {result}").wait_for()
+        dialog.get_by_role("button", name="Close").click()
+
+    act("Drain", "drain begun, until ")
+    wait_until(lambda: not cli.json("nodes", "describe", "node-1")["schedulable"])
+    page.get_by_role("row", name=re.compile("node-1.*NoPods")).wait_for()
+    act("Uncordon", "takes pods again")
+    wait_until(lambda: cli.json("nodes", "describe", "node-1")["schedulable"])
+    act("Reboot", "reboot ordered")
+    # Until the repair begins it is an order, then it is in the node's record.
+    found = cli.json("nodes", "describe", "node-1")
+    record = found["record"]
+    repairs = [one["reason"] for one in (record.get("repair"), *record.get("history", ())) if one]
+    assert found["ordered"] == "reboot" or repairs == ["ordered: reboot"]
+    visitor.examine("nodes-actions")
+    assert visitor.errors == []
+
+
+def test_the_mode_of_a_detector_is_set_on_the_page(cli: Cli, browser: Any) -> None:
+    start(cli, "watched")
+    visitor = Visitor(browser, cli.call("ui").stdout.strip())
+    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
+    page.get_by_role("link", name="watched").click()
+    page.get_by_text("8 detectors:").click()
+    page.get_by_role("button", name="Set the mode of spike").click()
+    dialog.get_by_label("Mode").select_option("act")
+    dialog.get_by_text("A change takes effect when the workers start the next time").wait_for()
+    visitor.examine("action-detector")
+    dialog.get_by_role("button", name="Set").click()
+    dialog.get_by_text("watched: detector spike=act").wait_for()
+    modes = {one["detector"]: one["mode"] for one in cli.json("detectors", "watched")["detectors"]}
+    assert modes["spike"] == "act"
+    assert told(cli, "watched") == [f"detector spike=act on the live page by {getpass.getuser()}"]
+    assert visitor.errors == []
+    cli.call("delete", "watched")
+
+
 def test_what_the_cluster_refuses_is_told_in_place(cli: Cli, browser: Any) -> None:
     start(cli, "gone")
     visitor = Visitor(browser, cli.call("ui").stdout.strip())

@@ -4,10 +4,11 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import type { Action } from "../src/actions";
 import { keepKey } from "../src/orders";
 import { Job } from "../src/pages/job";
-import { HOSTILE, jobPage } from "./samples";
+import { Nodes } from "../src/pages/nodes";
+import { HOSTILE, jobPage, NO_LINKS, nodeRow } from "./samples";
 
 const KEY = "0123456789abcdef".repeat(4);
-const ACTIONS: Action[] = ["restart", "suspend", "resume"].map((action) => ({
+const ACTIONS: Action[] = ["restart", "suspend", "resume", "detector"].map((action) => ({
   action,
   command: `unbroken ${action}`,
   words: `Words of ${action}; \`unbroken resume\` continues it.`,
@@ -23,6 +24,7 @@ beforeEach(() => {
   answer = () => Response.json({ result: "train: restart requested" });
   vi.stubGlobal("fetch", (url: string, init?: RequestInit) => {
     if (url === "/api/page/actions/jobs/default") return Promise.resolve(Response.json({ actions: offered }));
+    if (url === "/api/page/actions/nodes") return Promise.resolve(Response.json({ actions: offered }));
     expect(url).toBe("/api/orders");
     orders.push(init ?? {});
     return Promise.resolve().then(answer);
@@ -109,6 +111,45 @@ test("the dialog stays when the job changes under it", async () => {
   await inside.findByRole("status");
   page.rerender(<Job page={jobPage({ state: "Suspended" })} />);
   await inside.findByText("train: restart requested");
+});
+
+test("a detector's mode is chosen and set", async () => {
+  const page = render(<Job page={jobPage()} />);
+  fireEvent.click(await page.findByLabelText(/^Set the mode of stopped/));
+  const inside = within(await page.findByRole("dialog"));
+  fireEvent.change(inside.getByLabelText("Mode"), { target: { value: "warn" } });
+  inside.getByText("unbroken detector train stopped=warn");
+  fireEvent.click(inside.getByRole("button", { name: "Set" }));
+  await inside.findByRole("status");
+  const order = { action: "detector", namespace: "default", name: "train", detector: "stopped", mode: "warn" };
+  expect(JSON.parse(String(orders[0]?.body))).toEqual(order);
+});
+
+test("a node has the actions that fit its state, with what they need", async () => {
+  const command = (action: string) => ({ action, command: `unbroken nodes ${action}`, words: `To ${action}.` });
+  offered = ["drain", "uncordon", "reset", "clear"].map(command);
+  const cordoned = nodeRow({ name: "node-1", schedulable: false, score: 0 });
+  const page = render(<Nodes page={{ nodes: [nodeRow(), cordoned], missing: [], links: NO_LINKS }} />);
+  const labels = async (name: string) => {
+    fireEvent.click(await page.findByRole("button", { name: `Actions on ${name}` }));
+    const inside = within(await page.findByRole("dialog"));
+    return { inside, found: inside.getAllByRole("option").map((one) => one.textContent) };
+  };
+  const other = await labels("node-1");
+  expect(other.found).toEqual(["Uncordon", "Reset GPUs"]);
+  fireEvent.click(other.inside.getByRole("button", { name: "Cancel" }));
+  await vi.waitFor(() => expect(page.queryByRole("dialog")).toBeNull());
+  const { inside, found } = await labels("node-0");
+  expect(found).toEqual(["Drain", "Reset GPUs", "Clear blame"]);
+  fireEvent.change(inside.getByLabelText("Action"), { target: { value: "2" } });
+  inside.getByText("To clear.");
+  const why = inside.getByLabelText(/^Reason/);
+  expect(why.hasAttribute("required")).toBe(true);
+  fireEvent.input(why, { target: { value: "it's new" } });
+  inside.getByText("unbroken nodes clear node-0 --why 'it'\\''s new'");
+  fireEvent.click(inside.getByRole("button", { name: "Clear blame" }));
+  await inside.findByRole("status");
+  expect(JSON.parse(String(orders[0]?.body))).toEqual({ action: "clear", name: "node-0", why: "it's new" });
 });
 
 test("the key is moved out of the address, and nothing else is", () => {

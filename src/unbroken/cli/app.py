@@ -60,9 +60,9 @@ def help_parts(command: Any) -> tuple[list[str], list[str]]:
     return _parts(command.help or "")
 
 
-def first_paragraph(function: Callable[..., Any]) -> str:
-    """The first paragraph of the help of a command that this function is."""
-    return _parts(function.__doc__ or "")[0][0]
+def paragraph_of(function: Callable[..., Any], number: int = 0) -> str:
+    """A paragraph of the help of a command that this function is."""
+    return _parts(function.__doc__ or "")[0][number]
 
 
 def _parts(text: str) -> tuple[list[str], list[str]]:

@@ -251,7 +251,7 @@ def test_a_person_acts_where_kubernetes_lets_the_account(world: World, cli: Cli)
     file = world.account("kim", *LOOKS, *ACTS)
     name, inside = f"job-of-{OWN}", world.api.within(OWN)
     with visited(cli, file) as kim:
-        assert kim.offers(OWN) == ["restart", "suspend", "resume"]
+        assert kim.offers(OWN) == ["restart", "suspend", "resume", "detector"]
         assert kim.offers(OTHER) == []
         assert kim.act("suspend", OWN, name) == (200, f"{name}: suspended")
         assert inside.get(f"{JOBS}/{name}").made["spec"]["runPolicy"]["suspend"] is True
@@ -288,6 +288,48 @@ def test_a_person_acts_where_kubernetes_lets_the_account(world: World, cli: Cli)
         status, text = mia.act("restart", OWN, name)
         assert status == 200, "the action was taken, though nothing tells of it"
         assert "no event tells of it" in text
+
+
+def test_nodes_are_changed_by_an_account_that_may(world: World, cli: Cli) -> None:
+    world.api.post("nodes", named("page-node")).done()
+    record = {"kind": "NodeRecord", "apiVersion": "unbroken.dev/v1", **named("page-node", spec={})}
+    world.api.post("unbroken.dev/v1:noderecords", record).done()
+    node = {"name": "page-node"}
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = world.api.get("nodes/page-node").made
+        return found
+
+    with visited(cli, world.kubeconfig("operator", world.api.cluster.token)) as admin:
+        offered = admin.page("actions/nodes", "actions")["actions"]
+        names = [one["action"] for one in offered]
+        assert names == ["drain", "uncordon", "reset", "reboot", "replace", "clear"]
+        assert "All data on their disks is lost" in offered[4]["words"]
+        for action, more, result in (
+            ("drain", {"deadline": "soon"}, "--deadline soon: must be a number"),
+            ("drain", {}, "page-node: drain begun"),
+            ("reset", {}, "page-node: reset ordered"),
+            ("clear", {"why": "cable replaced"}, "page-node: blame cleared (cable replaced)"),
+        ):
+            _, body = admin.ask("/api/orders", {"action": action, **node, **more})
+            value = json.loads(body)
+            assert result in (value.get("result") or value["problem"])
+        assert read()["spec"]["unschedulable"] is True
+        assert read()["metadata"]["annotations"]["unbroken.dev/repair"] == "reset"
+        admin.ask("/api/orders", {"action": "uncordon", **node})
+        assert "unschedulable" not in read()["spec"]
+        cleared = world.api.get("unbroken.dev/v1:noderecords/page-node").made["spec"]["clearedBy"]
+        assert cleared.endswith(" on the live page: cable replaced")
+        events = world.api.within("default").get("events").made["items"]
+        told = [one["message"] for one in events if one["involvedObject"]["name"] == "page-node"]
+        assert len([one for one in told if " on the live page by " in one]) == 4
+        status, body = admin.ask("/api/orders", {"action": "reset", "name": "none"})
+        assert (status, json.loads(body)["problem"]) == (409, 'no node "none"; see: unbroken nodes')
+    with visited(cli, world.account("noa", *LOOKS, *ACTS)) as noa:
+        assert noa.page("actions/nodes", "actions")["actions"] == []
+        status, body = noa.ask("/api/orders", {"action": "drain", **node})
+        assert status == 403
+        assert "may not read node page-node" in json.loads(body)["problem"]
 
 
 def test_namespaces_and_kinds_that_are_refused_are_named(world: World, cli: Cli) -> None:

@@ -11,9 +11,19 @@ import pytest
 
 from tests.cli.page.test_server import NOW, Site, served
 from unbroken.cli.page.entrance import KEY_HEADER
-from unbroken.cli.page.orders import ORDER_BYTES_MAX, RestartJob
+from unbroken.cli.page.orders import (
+    ORDER_BYTES_MAX,
+    ClearNode,
+    DrainNode,
+    Order,
+    ReplaceNode,
+    RestartJob,
+    SetDetector,
+    read_order,
+)
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.errors import Forbidden
+from unbroken.spec.job.detectors import Detector, Mode
 
 ORDER = {"action": "restart", "namespace": "default", "name": "train"}
 JSON = {"Content-Type": "application/json"}
@@ -145,6 +155,40 @@ async def test_a_body_that_is_no_order_is_refused_with_the_reason(body: bytes) -
         assert status == 400
         assert value["problem"].startswith("this is no order: ")
         assert site.orders == []
+
+
+NODE = {"name": "node-1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [
+        ({"action": "drain", **NODE}, DrainNode(name="node-1")),
+        ({"action": "drain", **NODE, "deadline": "9m"}, DrainNode(name="node-1", deadline="9m")),
+        ({"action": "replace", **NODE}, ReplaceNode(name="node-1")),
+        ({"action": "clear", **NODE, "why": "ok"}, ClearNode(name="node-1", why="ok")),
+        (
+            {**ORDER, "action": "detector", "detector": "spike", "mode": "act"},
+            SetDetector(namespace="default", name="train", detector=Detector.SPIKE, mode=Mode.ACT),
+        ),
+        ({"action": "clear", **NODE, "why": " \t"}, None),
+        ({"action": "clear", **NODE, "why": "x" * 501}, None),
+        ({"action": "clear", **NODE}, None),
+        ({"action": "drain", **NODE, "namespace": "default"}, None),
+        ({"action": "drain", **NODE, "deadline": "9" * 21}, None),
+        ({"action": "reset", "name": "../pods/x"}, None),
+        ({**ORDER, "action": "detector", "detector": "spike;x", "mode": "act"}, None),
+        ({**ORDER, "action": "detector", "detector": "spike", "mode": "act; nan=off"}, None),
+    ],
+)
+def test_orders_about_nodes_and_detectors_are_typed(
+    given: dict[str, Any], order: Order | None
+) -> None:
+    if order is None:
+        with pytest.raises(SpecError):
+            read_order(json.dumps(given).encode())
+    else:
+        assert read_order(json.dumps(given).encode()) == order
 
 
 async def test_a_long_body_is_not_read() -> None:

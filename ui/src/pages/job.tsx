@@ -143,7 +143,7 @@ export function Job({ page }: { page: JobPage }) {
           )}
           <details>
             <summary>{counted(page.detectors.length, "detector")}: {modes(page.detectors)}</summary>
-            <Table label="Detectors" columns={DETECTORS} rows={page.detectors} />
+            <Table label="Detectors" columns={[...DETECTORS, ...modeColumn(page, actions, ask)]} rows={page.detectors} />
           </details>
         </Card>
         {page.snapshots.map((one, place) => (
@@ -211,6 +211,30 @@ function Actions(props: { page: JobPage; actions: Action[]; ask: (question: Ques
       ))}
     </p>
   );
+}
+
+const MODES = ["off", "shadow", "warn", "act"];
+
+/** A column with a button for each detector; none if the account may not set its mode. */
+function modeColumn(page: JobPage, actions: Action[], ask: (question: Question) => void): Column<Detector>[] {
+  const action = !ENDED.includes(page.state) && actions.find((one) => one.action === "detector");
+  if (!action) return [];
+  const { namespace, name } = page;
+  const question = ({ detector, mode }: Detector): Question => {
+    const field = { name: "mode", label: "Mode", value: mode, options: MODES, command: (to: string) => `${detector}=${to}` };
+    const choice = { action, label: "Set", order: { namespace, name, detector }, words: wordsOf(namespace, name) };
+    return { subject: `the mode of detector ${detector}`, choices: [{ ...choice, fields: [field] }] };
+  };
+  return [
+    {
+      title: "Change",
+      cell: (one) => (
+        <button type="button" aria-label={`Set the mode of ${one.detector}`} onClick={() => ask(question(one))}>
+          Set mode
+        </button>
+      ),
+    },
+  ];
 }
 
 /** A job as a command names it. */

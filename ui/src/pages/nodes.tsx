@@ -1,5 +1,6 @@
 import type { NodesPage } from "../contents";
 import { counted, NONE, short } from "../format";
+import { type Action, type Choice, type Field, type Question, useActions, useQuestion } from "../actions";
 import { LinksCard } from "../links";
 import { type Column, Missing, State, Table } from "../parts";
 import { nodePath } from "../route";
@@ -62,19 +63,74 @@ function Story({ node }: { node: NodeRow }) {
   );
 }
 
+const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
+const DEADLINE: Field = {
+  name: "deadline",
+  label: "Time after which jobs leave even without another place, such as 10m (optional)",
+  value: "",
+  command: (value) => value && `--deadline ${value}`,
+};
+const WHY: Field = {
+  name: "why",
+  label: "Reason why the node is good; it is recorded",
+  value: "",
+  required: true,
+  command: (value) => `--why ${quoted(value)}`,
+};
+const ACTIONS: { action: string; label: string; isFor: (node: NodeRow) => boolean; fields?: Field[] }[] = [
+  { action: "drain", label: "Drain", isFor: (node) => node.schedulable, fields: [DEADLINE] },
+  { action: "uncordon", label: "Uncordon", isFor: (node) => !node.schedulable },
+  { action: "reset", label: "Reset GPUs", isFor: () => true },
+  { action: "reboot", label: "Reboot", isFor: () => true },
+  { action: "replace", label: "Replace", isFor: () => true },
+  { action: "clear", label: "Clear blame", isFor: (node) => node.score > 0 || node.quarantined !== null, fields: [WHY] },
+];
+
+/** What can be done with a node now. */
+function choicesOf(node: NodeRow, actions: Action[]): Choice[] {
+  return ACTIONS.flatMap(({ action, label, isFor, fields }) => {
+    const found = isFor(node) && actions.find((one) => one.action === action);
+    const choice = { label, order: { name: node.name }, words: node.name };
+    return found ? [{ ...choice, action: found, ...(fields ? { fields } : {}) }] : [];
+  });
+}
+
+function actionColumn(actions: Action[], ask: (question: Question) => void): Column<NodeRow> {
+  return {
+    title: "Actions",
+    cell: (node) => {
+      const choices = choicesOf(node, actions);
+      if (choices.length === 0) return NONE;
+      return (
+        <button
+          type="button"
+          aria-label={`Actions on ${node.name}`}
+          onClick={() => ask({ subject: `node ${node.name}`, choices })}
+        >
+          Actions
+        </button>
+      );
+    },
+  };
+}
+
 /** All nodes of the cluster. */
 export function Nodes({ page }: { page: NodesPage }) {
+  const actions = useActions("nodes");
+  const [dialog, ask] = useQuestion();
+  const columns = actions.length > 0 ? [...COLUMNS, actionColumn(actions, ask)] : COLUMNS;
   const ready = page.nodes.filter((node) => node.ready).length;
   return (
     <>
       <h1>Nodes</h1>
+      {dialog}
       <Missing lines={page.missing} />
       {page.nodes.length > 0 && (
         <>
           <p class="quiet">
             {ready} of {counted(page.nodes.length, "node")} ready
           </p>
-          <Table label="Nodes" columns={COLUMNS} rows={page.nodes} />
+          <Table label="Nodes" columns={columns} rows={page.nodes} />
           <LinksCard links={page.links} />
         </>
       )}

@@ -74,10 +74,7 @@ def command(
             ranks.extend(watch_value(one) for each in answers.values() for one in each.watch)
             ranks.sort(key=lambda one: int(one["rank"]))
             return found
-        if state(found) in ENDED:
-            raise SpecError(f"job {job} has ended ({state(found)}); its detectors no longer run")
-        text = changed(_annotation(found), changes)
-        return await cluster.patch(JOBS, job, {"metadata": {"annotations": {DETECTORS: text}}})
+        return await set_modes(cluster, found, changes)
 
     value = detector_values(options.run(act, Use.CHANGE if changes else Use.READ))
     if options.output.is_data:
@@ -92,6 +89,15 @@ def command(
         note(f"takes effect at the next start; to restart now: unbroken restart {job}")
     elif hint := promotion(job, value):
         note(hint)
+
+
+async def set_modes(cluster: Cluster, job: Object, changes: Sequence[str]) -> dict[str, Any]:
+    """Set modes of a job's detectors by DETECTOR=MODE, and return the job.  Raises SpecError."""
+    name = job["metadata"]["name"]
+    if state(job) in ENDED:
+        raise SpecError(f"job {name} has ended ({state(job)}); its detectors no longer run")
+    text = changed(_annotation(job), changes)
+    return await cluster.patch(JOBS, name, {"metadata": {"annotations": {DETECTORS: text}}})
 
 
 def changed(annotation: str, changes: Sequence[str]) -> str:

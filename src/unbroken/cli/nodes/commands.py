@@ -130,7 +130,7 @@ def describe(name: Name, output: Form = Output.TEXT, *, target: ClusterTarget) -
     now = wall()
 
     async def read(cluster: Cluster) -> tuple[Object, Object | None, list[Object]]:
-        node = await _node(cluster, name)
+        node = await existing_node(cluster, name)
         return node, await _record(cluster, name), await cluster.select(PODS, namespace="")
 
     node, record, pods = target.run(read)
@@ -174,7 +174,7 @@ def drain(
 
     async def act(cluster: Cluster) -> dict[str, list[str]]:
         for name in names:
-            await _node(cluster, name)
+            await existing_node(cluster, name)
         for name in names:
             await draining.mark(cluster, name, due)
         return await draining.follow(cluster, names, due) if wait else {}
@@ -206,7 +206,7 @@ def uncordon(names: Names, output: Form = Output.TEXT, *, target: ClusterTarget)
 
     async def act(cluster: Cluster) -> None:
         for name in names:
-            await _node(cluster, name)
+            await existing_node(cluster, name)
         for name in names:
             await draining.unmark(cluster, name)
 
@@ -264,13 +264,13 @@ def _order(
     target: ClusterTarget, names: Sequence[str], what: str, output: Output, *, wait: bool
 ) -> None:
     async def act(cluster: Cluster) -> list[dict[str, Any]]:
-        result = [await _node(cluster, name) for name in names]
+        result = [await existing_node(cluster, name) for name in names]
         records = {item["metadata"]["name"]: item for item in await cluster.select(RECORDS)}
         done = []
         for node in result:
             name = node["metadata"]["name"]
             known = views.record_of(records.get(name))
-            await cluster.patch(NODES, name, {"metadata": {"annotations": {REPAIR: what}}})
+            await order_repair(cluster, name, what)
             done.append((name, known))
         return [await _ended(cluster, name, known, wait=wait) for name, known in done]
 
@@ -282,6 +282,11 @@ def _order(
             print(f"{answer['name']}: {what} {answer['state']}" + _after(answer))
     if any(answer["state"] == RepairState.FAILED.value for answer in answers):
         raise typer.Exit(1)
+
+
+async def order_repair(cluster: Cluster, name: str, what: str) -> None:
+    """Order a repair (`reset`, `reboot` or `replace`), as the operator takes it."""
+    await cluster.patch(NODES, name, {"metadata": {"annotations": {REPAIR: what}}})
 
 
 def _after(one: dict[str, Any]) -> str:
@@ -334,7 +339,7 @@ def blame(name: Name, output: Form = Output.TEXT, *, target: ClusterTarget) -> N
     async def read(cluster: Cluster) -> Object | None:
         record = await _record(cluster, name)
         if record is None:
-            await _node(cluster, name)
+            await existing_node(cluster, name)
         return record
 
     record = target.run(read)
@@ -380,13 +385,7 @@ def clear(
     at, who = wall(), f"{getpass.getuser()}: {why.strip()}"
 
     async def act(cluster: Cluster) -> tuple[NodeRecordSpec, RepairRecord | None]:
-        record = await _record(cluster, name)
-        if record is None:
-            await _node(cluster, name)
-            raise SpecError(f"node {name} has no blame entries")
-        held = views.record_of(record)
-        spec = {"clearedAt": time_text(at, has_microseconds=True), "clearedBy": who}
-        await cluster.patch(RECORDS, name, {"spec": spec})
+        held = await clear_blame(cluster, name, who, at)
         is_out = held.quarantined_at is not None
         return held, await _burnt_in(cluster, name, at) if wait and is_out else None
 
@@ -404,6 +403,20 @@ def clear(
         raise typer.Exit(1)
 
 
+async def clear_blame(cluster: Cluster, name: str, who: str, at: float) -> NodeRecordSpec:
+    """Clear the blame of a node, and return its record as it was before.
+
+    `who`: the person and the reason.  Raises SpecError if the node has no blame.
+    """
+    record = await _record(cluster, name)
+    if record is None:
+        await existing_node(cluster, name)
+        raise SpecError(f"node {name} has no blame entries")
+    spec = {"clearedAt": time_text(at, has_microseconds=True), "clearedBy": who}
+    await cluster.patch(RECORDS, name, {"spec": spec})
+    return views.record_of(record)
+
+
 async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
     from .follow import follow  # slow to load
 
@@ -415,7 +428,7 @@ async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
     return await follow(cluster, name, newer)
 
 
-async def _node(cluster: Cluster, name: str) -> Object:
+async def existing_node(cluster: Cluster, name: str) -> Object:
     """A node; SpecError if it does not exist, with the node that has replaced it."""
     result = await cluster.find(NODES, name)
     if result is not None:

@@ -112,6 +112,8 @@ class Pages:
                 if number is not None:
                     inside = await self._cluster(namespace)
                     return await values.incident_page(inside, name, number, wall())
+            case ("actions", "nodes"):
+                return await actions.node_actions(await self._cluster(""))
             case ("actions", "jobs", namespace) if namespace:
                 return await actions.job_actions(await self._cluster(namespace))
         raise SpecError("there is no such page")
