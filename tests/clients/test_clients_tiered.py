@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from tests.cli_forks import run_unbroken
-from tests.clients.tiered_program import SCRIPT, NotInstalledError, installed
+from tests.clients.packages import NotInstalledError
+from tests.clients.tiered_program import SCRIPT, installed
 from tests.e2e.clusters import Cluster, find_kubectl, kill, processes
 from tests.watching import wait_until
 from unbroken.local.checkpoint_memory import TMPFS

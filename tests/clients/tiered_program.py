@@ -5,12 +5,9 @@ The script is the user's: it names no address and imports nothing of this projec
 
 from __future__ import annotations
 
-import fcntl
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
+
+from tests.clients import packages
 
 PACKAGES = (
     *("amzn-sagemaker-checkpointing==1.1.3", "requests==2.34.2", "xxhash==4.1.0"),
@@ -21,30 +18,9 @@ PACKAGES = (
 """AWS's package with all that it imports but torch, which is this environment's."""
 
 
-class NotInstalledError(Exception):
-    """The package cannot be installed here; the text says why."""
-
-
 def installed() -> Path:
     """Return the folder of the package, for PYTHONPATH; the first that asks installs it."""
-    folder = Path(tempfile.gettempdir()) / "unbroken-tiered-1.1.3"
-    folder.mkdir(exist_ok=True)
-    target = folder / "packages"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps"]
-            done = subprocess.run(
-                [*pip, "--upgrade", "--target", str(target), *PACKAGES],
-                capture_output=True,
-                text=True,
-                env=dict(os.environ),
-            )
-            if done.returncode != 0:
-                last = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-                raise NotInstalledError(f"{' '.join(PACKAGES)}: {' '.join(last)}")
-            (folder / "done").touch()
-    return target
+    return packages.installed("tiered-1.1.3", *PACKAGES)
 
 
 SCRIPT = """
