@@ -14,17 +14,22 @@ GUIDE = ROOT / "docs/guide"
 NAME = re.compile(
     r"\b(?:(?:unbroken|hyperpod|training|node)_[A-Za-z0-9_]+[a-z0-9]|DCGM_FI_[A-Z_]+)"
 )
-ROW = re.compile(r"^\| `([A-Za-z0-9_]+)` \| ([^|]*)\|", re.MULTILINE)
+ROW = re.compile(r"^\| `([A-Za-z0-9_]+)` \| ([^|]*)\| ([^|]*) \|", re.MULTILINE)
 MEMORY = re.compile(r"node_memory_\w+_bytes")
 OF_THE_SCRAPER = {"instance"}
 MATCHER = re.compile(r"[{,]([a-zA-Z_]+)=")
 GROUPED = re.compile(r" by \(([^)]*)\)")
 
 
-def documented() -> dict[str, set[str]]:
-    """Metrics and their labels, by the reference that is compared with what is served."""
+def documented_families() -> dict[str, tuple[str, set[str]]]:
+    """Types and labels of metrics by the reference, which is compared with what is served."""
     rows = ROW.findall((GUIDE.parent / "reference/metrics.md").read_text())
-    return {name: set(re.findall(r"[A-Za-z_]+", labels)) for name, labels in rows}
+    return {name: (kind, set(re.findall(r"[A-Za-z_]+", labels))) for name, labels, kind in rows}
+
+
+def documented() -> dict[str, set[str]]:
+    """Metrics and their labels, by the reference."""
+    return {name: labels for name, (_, labels) in documented_families().items()}
 
 
 def rules() -> list[Object]:

@@ -19,7 +19,7 @@
 struct gpu {
     char pci[32];
     int error, pending, failed, sram, recovery, ecc, links, nvlink_errors, slowdown;
-    int use, memory, temperature, watts; /* -1: the GPU does not say */
+    int use, memory, temperature, watts, energy, replays; /* -1: the GPU does not say */
 };
 static struct gpu gpus[GPUS];
 static unsigned count;
@@ -68,6 +68,8 @@ static void load(void) {
             gpu->memory = value(line, "memory=", -1);
             gpu->temperature = value(line, "temperature=", -1);
             gpu->watts = value(line, "watts=", -1);
+            gpu->energy = value(line, "energy=", -1);
+            gpu->replays = value(line, "replays=", -1);
         }
     }
     if (file) fclose(file);
@@ -170,6 +172,16 @@ int nvmlDeviceGetPowerUsage(struct gpu *gpu, unsigned *milliwatts) {
 int nvmlDeviceGetClockInfo(struct gpu *gpu, int clock, unsigned *megahertz) {
     if (gpu->watts < 0) return NOT_SUPPORTED;
     *megahertz = clock == 1 ? 1980 : 2619; /* NVML_CLOCK_SM, NVML_CLOCK_MEM */
+    return gpu->error;
+}
+int nvmlDeviceGetTotalEnergyConsumption(struct gpu *gpu, unsigned long long *millijoules) {
+    if (gpu->energy < 0) return NOT_SUPPORTED;
+    *millijoules = (unsigned long long)gpu->energy;
+    return gpu->error;
+}
+int nvmlDeviceGetPcieReplayCounter(struct gpu *gpu, unsigned *found) {
+    if (gpu->replays < 0) return NOT_SUPPORTED;
+    *found = (unsigned)gpu->replays;
     return gpu->error;
 }
 /* As nvmlMemory_v2_t of nvml.h; `memory` is in MiB. */

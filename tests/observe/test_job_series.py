@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -180,6 +181,29 @@ def test_there_is_an_end_to_classes_and_to_deleted_jobs() -> None:
         told.metrics.job_gone(name)
     text = generate_latest(told.registry).decode()
     assert text.count(OPERATOR + "deleted_total{") == DELETED_MAX + 1
+
+
+SERIES_MAX = 250
+"""Series of a job at most, as docs/guide/metrics.md says."""
+
+
+def series_of(ranks: int, faults: int) -> int:
+    """Return the number of series of a job whose ranks failed in all ways, of so many classes."""
+    told = Told()
+    told.metrics.job(NAME, job())
+    chosen = range(0, ranks, max(1, ranks // 1000))
+    for number, ((index, rank), remedy) in enumerate(product(enumerate(chosen), Remedy), 1):
+        fault = f"Fault{index % faults}"
+        culprit = replace(KILLED, rank=rank, pod=f"lm-pods-{rank // 8}", fault=fault)
+        one = replace(ENDED, number=number, culprit=culprit, signals=(culprit,), remedy=remedy)
+        told.metrics.incident(NAME, "1", one)
+    lines = generate_latest(told.registry).decode().splitlines()
+    return sum("lm" in line for line in lines if not line.startswith("#"))
+
+
+def test_a_job_has_as_many_series_whatever_its_ranks() -> None:
+    assert series_of(16_384, 4) == series_of(4, 4) < 100
+    assert series_of(16_384, 1000) < SERIES_MAX
 
 
 def test_prometheus_can_read_all_of_it() -> None:

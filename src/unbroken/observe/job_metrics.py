@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -374,7 +374,7 @@ def _gauges(records: Iterable[JobRecord], now: float) -> Iterator[Metric]:
         parts = {"productive": goodput.productive, "startup": goodput.startup}
         for part, value in {**parts, "lost": sum(goodput.lost.values())}.items():
             seconds.add_metric((*record.name, part), value)
-        for fault, value in goodput.lost.items():
+        for fault, value in _bounded(goodput.lost).items():
             lost.add_metric((*record.name, fault), value)
         steps.add_metric(record.name, goodput.steps)
     yield from (restarts, is_open, share, seconds, lost, steps)
@@ -448,16 +448,26 @@ def _training(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
     for record in records:
         for name, value in _figures(record, now).items():
             values[name][record.name] = value
-        for fault, count in _faults(record).items():
+        for fault, count in _bounded(_faults(record)).items():
             by_fault["training_fault_type_count"][(*record.name, fault)] = count
-        for fault, seconds in _seconds(record).items():
-            if fault not in UNCHARGED:
-                key = (*record.name, fault)
-                by_fault["training_fault_recovery_time_ms"][key] = 1000 * seconds
+        charged = {one: value for one, value in _seconds(record).items() if one not in UNCHARGED}
+        for fault, seconds in _bounded(charged).items():
+            key = (*record.name, fault)
+            by_fault["training_fault_recovery_time_ms"][key] = 1000 * seconds
     for name, text in _TEXTS.items():
         yield _gauge(name, text, TRAINING, values[name])
     for name, text in _TEXTS_BY_FAULT.items():
         yield _gauge(name, text, (*TRAINING, "fault_type"), by_fault[name])
+
+
+def _bounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the classes of faults with the greatest values, and the sum of too many as others."""
+    if len(values) <= NAMES_MAX:
+        return dict(values)
+    rest = dict(values)
+    greatest = sorted(rest.keys() - {OTHERS}, key=lambda one: (-rest[one], one))[: NAMES_MAX - 1]
+    kept = {name: rest.pop(name) for name in greatest}
+    return {**kept, OTHERS: sum(rest.values())}
 
 
 def _gauge(

@@ -7,6 +7,7 @@ worker sees whether a process of another attempt lives.
 
 PLAN is a list of `{"attempt", "rank", "step", "do", "value"}`: an action before that step, in any
 attempt or rank if none is named. Step 0 is the meeting. The job ends when DIRECTORY/finish exists.
+With PROGRESS, each step is reported by the library for scripts, too.
 """
 
 from __future__ import annotations
@@ -200,6 +201,10 @@ def main() -> None:
         follow_plan(step)
         is_last = step_together(peers)
         report("step", step=step)
+        if "PROGRESS" in os.environ:
+            from unbroken import worker
+
+            worker.progress(step)
         # A line that recurs shows that training has resumed.
         sys.stdout.write(f"rank {RANK} made step {step}\n")
     report("end")
