@@ -120,19 +120,14 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
-    """Run a server with the chart's rules; `targets` by the name of their job."""
+def prometheus(folder: Path, address: str, *scraped: Object) -> Iterator[Prometheus]:
+    """Run a server with the chart's rules at an address; `scraped`: its `scrape_configs`."""
     folder.mkdir()
     every = {"groups": [{"name": name, "rules": found} for name, found in groups().items()]}
     (folder / "rules.yaml").write_text(yaml.safe_dump(every))
-    scraped = [
-        {"job_name": name, "honor_labels": True, "static_configs": [{"targets": [target]}]}
-        for name, target in targets.items()
-    ]
     times = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    config = {"global": times, "rule_files": ["rules.yaml"], "scrape_configs": scraped}
+    config = {"global": times, "rule_files": ["rules.yaml"], "scrape_configs": [*scraped]}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{free_port()}"
     options = {
         "config.file": folder / "prometheus.yaml",
         "storage.tsdb.path": folder / "data",
@@ -225,12 +220,17 @@ class Scene:
 
 
 @contextmanager
-def broken_cluster(folder: Path) -> Iterator[Scene]:
-    """Start a cluster, its GPUs and a Prometheus; break jobs and nodes while it scrapes."""
+def broken_cluster(folder: Path, **more: str) -> Iterator[Scene]:
+    """Start a cluster, its GPUs and a Prometheus; break jobs and nodes while it scrapes.
+
+    The live page of the cluster shows dashboards of the Prometheus.  `more`: further targets.
+    """
     with ExitStack() as stack:
         state = stack.enter_context(short_folder()) / "state"
         cluster = Cluster(state, find_kubectl())
-        cluster.unbroken("up", "--detach", "--nodes", "4", *(f"--label={one}" for one in LABELS))
+        address = f"127.0.0.1:{free_port()}"
+        options = (f"--prometheus=http://{address}", *(f"--label={one}" for one in LABELS))
+        cluster.unbroken("up", "--detach", "--nodes", "4", *options)
         stack.callback(cluster.unbroken, "down", "--purge", check=False)
         place = state / "nodes/node-0"
         build(place)
@@ -241,8 +241,13 @@ def broken_cluster(folder: Path) -> Iterator[Scene]:
         targets = {
             LOCAL: re.sub(r"^http://|/metrics$", "", told),
             METAL: stack.enter_context(node_daemon(cluster, folder / "metal")),
+            **more,
         }
-        server = stack.enter_context(prometheus(folder / "server", targets))
+        scraped = [
+            {"job_name": name, "honor_labels": True, "static_configs": [{"targets": [target]}]}
+            for name, target in targets.items()
+        ]
+        server = stack.enter_context(prometheus(folder / "server", address, *scraped))
         break_things(cluster, server, folder / "job")
         yield Scene(server, targets, cluster)
 

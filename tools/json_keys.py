@@ -394,6 +394,26 @@ gpus[].wholeMebibytes | number? | memory in MiB; null: not known
 gpus[].correctedErrors | number? | corrected memory errors since the driver's start; null: not known
 gpus[].uncorrectedErrors | number? | uncorrected memory errors since then; null: not known
 gpus[].latestXid | number? | latest XID since the daemon began; 0: none; null: not known
+page dashboard:address | text | address of the Prometheus that was asked
+page dashboard:name | text | name of the dashboard in addresses
+page dashboard:title | text | title of the dashboard
+page dashboard:span | text | time that is shown
+page dashboard:spans | text[] | times that can be shown
+page dashboard:boards | object[] | all dashboards
+page dashboard:boards[].name | text | name of the dashboard in addresses
+page dashboard:boards[].title | text | title of the dashboard
+page dashboard:times | integer[] | times of the points, in seconds since the epoch
+page dashboard:panels | object[] | panels of the dashboard
+page dashboard:panels[].title | text | title of the panel
+page dashboard:panels[].kind | text | timeseries, stat, bargauge or piechart
+page dashboard:panels[].unit | text | unit by Grafana's identifier
+page dashboard:panels[].width | integer | columns of 24 that the panel takes in Grafana
+page dashboard:panels[].problem | text | why there is no data; empty: the query was answered
+page dashboard:panels[].series | object[] | series; at most 20
+page dashboard:panels[].series[].name | text | name by the labels of the series
+page dashboard:panels[].series[].newest | number | newest value
+page dashboard:panels[].series[].values | number?[] | values at the times; null: a gap
+page dashboard:panels[].hidden | integer | further series, which have lower values
 notification:version | integer | version of the form: 1
 notification:id | text | id of the message: the same for each try, by any operator
 notification:state | text | found, recovered, gave-up, ended, repair-began, repair-ended or left-out

@@ -184,6 +184,12 @@ PAGES: Mapping[str, Parts] = {
         ("", "cli.page.actions:job_actions"),
         ("actions[].", "cli.page.actions:action_value"),
     ),
+    "page dashboard": (
+        ("", "cli.page.dashboards:dashboard_page"),
+        ("boards[].", "cli.page.dashboards:board_value"),
+        ("panels[].", "cli.page.dashboards:panel_value"),
+        ("panels[].series[].", "cli.page.dashboards:series_value"),
+    ),
 }
 """Contents of the live page, which its server sends as JSON."""
 NOTIFICATION, NOTIFICATION_PARTS = (

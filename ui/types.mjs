@@ -3,7 +3,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { compile } from "json-schema-to-typescript";
 
-const PAGES = { jobs: "JobsPage", job: "JobPage", incident: "IncidentPage", nodes: "NodesPage", node: "NodePage", logs: "LogsPage", actions: "ActionsPage" };
+const PAGES = { jobs: "JobsPage", job: "JobPage", incident: "IncidentPage", nodes: "NodesPage", node: "NodePage", logs: "LogsPage", actions: "ActionsPage", dashboard: "DashboardPage" };
 const folder = new URL("../docs/reference/schemas/", import.meta.url);
 const target = new URL("src/contents.ts", import.meta.url);
 

@@ -1,7 +1,8 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import type { IncidentPage, JobPage, JobsPage, NodePage, NodesPage } from "./contents";
+import type { DashboardPage, IncidentPage, JobPage, JobsPage, NodePage, NodesPage } from "./contents";
 import { clock } from "./format";
+import { Dashboard } from "./pages/dashboard";
 import { Incident } from "./pages/incident";
 import { Job } from "./pages/job";
 import { Jobs } from "./pages/jobs";
@@ -32,11 +33,14 @@ export function App() {
           unbroken
         </a>
         <nav aria-label="Pages">
-          <Link to="/jobs" current={route.page !== "nodes" && route.page !== "node"}>
+          <Link to="/jobs" current={!["nodes", "node", "dashboard"].includes(route.page)}>
             Jobs
           </Link>
           <Link to="/nodes" current={route.page === "nodes" || route.page === "node"}>
             Nodes
+          </Link>
+          <Link to="/dashboards" current={route.page === "dashboard"}>
+            Dashboards
           </Link>
         </nav>
         <Live contents={contents} />
@@ -139,6 +143,8 @@ function Shown({ route, contents }: { route: Route; contents: Contents }) {
       return <Nodes page={contents.value as NodesPage} />;
     case "node":
       return <Node page={contents.value as NodePage} />;
+    case "dashboard":
+      return <Dashboard page={contents.value as DashboardPage} />;
     case "job":
       return <Job page={contents.value as JobPage} />;
     case "logs":
@@ -154,6 +160,8 @@ function titleOf(route: Route): string {
       return "Jobs";
     case "nodes":
       return "Nodes";
+    case "dashboard":
+      return "Dashboards";
     case "job":
     case "node":
       return route.name;

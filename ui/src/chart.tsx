@@ -1,4 +1,5 @@
-// A chart of one value over time, with every incident marked.
+// A chart of one value over time, with every incident marked, and what other charts share with it.
+import type { RefObject } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { clock, short } from "./format";
@@ -11,7 +12,60 @@ export interface Mark {
   label: string;
 }
 
-const HEIGHT = 180;
+/** Pixels of a chart. */
+export const HEIGHT = 180;
+
+/** Reads a colour of the theme by its name in the style sheet. */
+export type Colour = (name: string) => string;
+
+/** Keep a plot in an element while it is shown: it takes new data and widths, and the theme's colours. */
+export function usePlot(
+  make: (element: HTMLElement, colour: Colour) => uPlot,
+  data: uPlot.AlignedData,
+): RefObject<HTMLDivElement> {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const newest = useRef(make);
+  newest.current = make;
+  useEffect(() => {
+    const element = place.current;
+    if (!element) return undefined;
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const made = () => {
+      plot.current?.destroy();
+      const style = getComputedStyle(element);
+      plot.current = newest.current(element, (name) => style.getPropertyValue(name).trim());
+    };
+    made();
+    dark.addEventListener("change", made);
+    const resized = new ResizeObserver(() =>
+      plot.current?.setSize({ width: element.clientWidth, height: HEIGHT }),
+    );
+    resized.observe(element);
+    return () => {
+      dark.removeEventListener("change", made);
+      resized.disconnect();
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, []);
+  useEffect(() => plot.current?.setData(data));
+  return place;
+}
+
+/** The axes of time and of values, with a text for each value and their sizes in pixels. */
+export function axesOf(colour: Colour, text: (value: number) => string, low = 50, wide = 60): uPlot.Axis[] {
+  const axis = {
+    stroke: colour("--quiet"),
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { stroke: colour("--line"), width: 1 },
+    font: "12px system-ui, sans-serif",
+  };
+  return [
+    { ...axis, size: low, space: 90, values: (_, ticks) => ticks.map((at) => timeOf(at, ticks)) },
+    { ...axis, size: wide, values: (_, ticks) => ticks.map(text) },
+  ];
+}
 
 /** Draw `values` over `times` (seconds since the epoch); null is a gap. */
 export function Chart(props: {
@@ -22,34 +76,15 @@ export function Chart(props: {
   /** The scale begins at 0, so that small changes look small. */
   fromZero: boolean;
 }) {
-  const place = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
   const newest = useRef(props);
   newest.current = props;
-
-  useEffect(() => {
-    const element = place.current;
-    if (!element) return undefined;
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    const make = () => {
-      plot.current?.destroy();
+  const place = usePlot(
+    (element, colour) => {
       const { title, times, values, fromZero } = newest.current;
-      plot.current = drawn(element, title, fromZero, () => newest.current.marks, [times, values]);
-    };
-    make();
-    dark.addEventListener("change", make);
-    const resized = new ResizeObserver(() =>
-      plot.current?.setSize({ width: element.clientWidth, height: HEIGHT }),
-    );
-    resized.observe(element);
-    return () => {
-      dark.removeEventListener("change", make);
-      resized.disconnect();
-      plot.current?.destroy();
-      plot.current = null;
-    };
-  }, []);
-  useEffect(() => plot.current?.setData([props.times, props.values]));
+      return drawn(element, colour, title, fromZero, () => newest.current.marks, [times, values]);
+    },
+    [props.times, props.values],
+  );
 
   return (
     <figure class="chart">
@@ -77,19 +112,12 @@ function timeOf(at: number, ticks: number[]): string {
 
 function drawn(
   element: HTMLElement,
+  colour: Colour,
   title: string,
   fromZero: boolean,
   marks: () => Mark[],
   data: [number[], (number | null)[]],
 ): uPlot {
-  const style = getComputedStyle(element);
-  const colour = (name: string) => style.getPropertyValue(name).trim();
-  const axis = {
-    stroke: colour("--quiet"),
-    grid: { stroke: colour("--line"), width: 1 },
-    ticks: { stroke: colour("--line"), width: 1 },
-    font: "12px system-ui, sans-serif",
-  };
   return new uPlot(
     {
       width: element.clientWidth || 300,
@@ -100,10 +128,7 @@ function drawn(
         x: { time: true },
         y: fromZero ? { range: (_, __, most) => [0, Math.max(most, 0) * 1.1 || 1] } : {},
       },
-      axes: [
-        { ...axis, space: 90, values: (_, ticks) => ticks.map((at) => timeOf(at, ticks)) },
-        { ...axis, size: 60, values: (_, ticks) => ticks.map((one) => short(one)) },
-      ],
+      axes: axesOf(colour, short),
       series: [
         {},
         {
@@ -124,7 +149,7 @@ function drawn(
 }
 
 /** Draw each incident as a bar over the time of its recovery, with its label at the beginning. */
-function drawMarks(plot: uPlot, marks: Mark[], colour: (name: string) => string): void {
+function drawMarks(plot: uPlot, marks: Mark[], colour: Colour): void {
   const { ctx, bbox } = plot;
   const right = bbox.left + bbox.width;
   ctx.save();

@@ -1488,3 +1488,89 @@ export interface ActionsPage {
     words: string;
   }[];
 }
+
+export interface DashboardPage {
+  /**
+   * address of the Prometheus that was asked
+   */
+  address: string;
+  /**
+   * all dashboards
+   */
+  boards: {
+    /**
+     * name of the dashboard in addresses
+     */
+    name: string;
+    /**
+     * title of the dashboard
+     */
+    title: string;
+  }[];
+  /**
+   * name of the dashboard in addresses
+   */
+  name: string;
+  /**
+   * panels of the dashboard
+   */
+  panels: {
+    /**
+     * further series, which have lower values
+     */
+    hidden: number;
+    /**
+     * timeseries, stat, bargauge or piechart
+     */
+    kind: string;
+    /**
+     * why there is no data; empty: the query was answered
+     */
+    problem: string;
+    /**
+     * series; at most 20
+     */
+    series: {
+      /**
+       * name by the labels of the series
+       */
+      name: string;
+      /**
+       * newest value
+       */
+      newest: number;
+      /**
+       * values at the times; null: a gap
+       */
+      values: (number | null)[];
+    }[];
+    /**
+     * title of the panel
+     */
+    title: string;
+    /**
+     * unit by Grafana's identifier
+     */
+    unit: string;
+    /**
+     * columns of 24 that the panel takes in Grafana
+     */
+    width: number;
+  }[];
+  /**
+   * time that is shown
+   */
+  span: string;
+  /**
+   * times that can be shown
+   */
+  spans: string[];
+  /**
+   * times of the points, in seconds since the epoch
+   */
+  times: number[];
+  /**
+   * title of the dashboard
+   */
+  title: string;
+}

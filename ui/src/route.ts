@@ -4,6 +4,7 @@ export type Route =
   | { page: "jobs" }
   | { page: "nodes" }
   | { page: "node"; name: string }
+  | { page: "dashboard"; name: string; span: string }
   | { page: "job"; namespace: string; name: string }
   | { page: "logs"; namespace: string; name: string }
   | { page: "incident"; namespace: string; name: string; number: number }
@@ -16,6 +17,9 @@ export function routeOf(address: string): Route {
   if (parts.length === 0 || (parts.length === 1 && parts[0] === "jobs")) return { page: "jobs" };
   if (parts.length === 1 && parts[0] === "nodes") return { page: "nodes" };
   if (parts.length === 2 && parts[0] === "nodes" && parts[1]) return { page: "node", name: parts[1] };
+  if (parts[0] === "dashboards" && parts.length <= 3 && parts.every(Boolean)) {
+    return { page: "dashboard", name: parts[1] ?? "", span: parts[2] ?? "" };
+  }
   const [kind, namespace, name, below, number] = parts;
   if (kind !== "jobs" || !namespace || !name) return { page: "unknown" };
   if (parts.length === 3) return { page: "job", namespace, name };
@@ -64,6 +68,11 @@ export function nodePath(name: string): string {
   return `/nodes/${encodeURIComponent(name)}`;
 }
 
+/** The address of a dashboard that shows a span of time; empty: the first one, and the usual span. */
+export function dashboardPath(name: string, span: string): string {
+  return ["", "dashboards", name, span].map(encodeURIComponent).join("/").replace(/\/+$/, "");
+}
+
 /** The path of the contents below /api/page/ and /api/stream/; null: there are none. */
 export function contentsPath(route: Route): string | null {
   switch (route.page) {
@@ -75,6 +84,8 @@ export function contentsPath(route: Route): string | null {
     case "job":
     case "logs": // its filters name the pods and attempts of the job
       return jobPath(route.namespace, route.name).slice(1);
+    case "dashboard":
+      return dashboardPath(route.name, route.span).slice(1);
     case "incident":
       return incidentPath(route.namespace, route.name, route.number).slice(1);
     case "unknown":

@@ -74,6 +74,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Port of the metrics for Prometheus, on the loopback address; 0: any."""
     ui_port: int = 0
     """Port of the live page on the loopback address; 0: that of the last time if it is free."""
+    prometheus: str = ""
+    """Address of the Prometheus whose data the live page's dashboards show; empty: none."""
     notify_file: str = ""
     """File with the address of the webhook of notifications; empty: there is none."""
     notify_form: str = NotificationForm.JSON.value

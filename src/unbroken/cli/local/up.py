@@ -142,6 +142,13 @@ class ClusterFlags:
         help="Port of the live page on the loopback address.",
         show_default="that of the last time, or any",
     )
+    prometheus: str | None = option(
+        "--prometheus",
+        metavar="URL",
+        help="Address of a Prometheus that scrapes this cluster: the live page shows dashboards "
+        "of its data. '' for none.",
+        show_default="none",
+    )
     metrics_port: int | None = option(
         "--metrics-port",
         min=0,
@@ -308,6 +315,12 @@ def _notify_file(name: str) -> str:
     return str(path)
 
 
+def _prometheus(text: str) -> str:
+    from unbroken.cli.page.prometheus import read_prometheus_address  # slow to load
+
+    return read_prometheus_address(text) if text else ""
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "instance_type": _instance_type,
     "resources": _resources,
@@ -316,6 +329,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "node_command": _node_command,
     "lifecycle_sources": _lifecycle_sources,
     "cluster_api_credentials": _credentials,
+    "prometheus": _prometheus,
     "notify_file": _notify_file,
 }
 """Readers of the options that are not kept as they are given."""
@@ -352,7 +366,7 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
         print(_page_line(paths, running), flush=True)
 
     def page(client: KubeClient) -> AbstractAsyncContextManager[str]:
-        return serving_page(paths, client, options.ui_port)
+        return serving_page(paths, client, options.ui_port, options.prometheus)
 
     asyncio.run(up.run(paths, options, page, on_ready))
 

@@ -44,6 +44,15 @@ def command(
             help="On a Kubernetes cluster, serve the page at this port of 127.0.0.1; 0: any.",
         ),
     ] = 0,
+    prometheus: Annotated[
+        str,
+        typer.Option(
+            "--prometheus",
+            metavar="URL",
+            help="On a Kubernetes cluster, show dashboards of the data of this Prometheus.",
+            show_default="none",
+        ),
+    ] = "",
     browser: Annotated[
         bool, typer.Option("--browser", help="Open the link in a browser of this machine, too.")
     ] = False,
@@ -64,15 +73,19 @@ def command(
 
     Example: `unbroken ui --context prod --namespace team-a`
     """
+    from .prometheus import read_prometheus_address  # slow to load
+
     place = target.place()
     if place.paths is None:
-        _serve(place, namespaces or (), port, browser=browser)
+        address = read_prometheus_address(prometheus) if prometheus else ""
+        _serve(place, namespaces or (), port, address, browser=browser)
         return
-    if namespaces or port:
-        given = "--namespace" if namespaces else "--port"
+    if namespaces or port or prometheus:
+        given = "--namespace" if namespaces else "--port" if port else "--prometheus"
         raise SpecError(
             f"{given} is for the page of a Kubernetes cluster, and {place.paths.directory} is a "
-            "local cluster: its page shows all jobs at the port of `unbroken up --ui-port`"
+            "local cluster: its page shows all jobs at the port of `unbroken up --ui-port`, and "
+            "dashboards of `unbroken up --prometheus`"
         )
     place.require_running()
     link = link_to(state.running(place.paths), place.paths)
@@ -81,7 +94,9 @@ def command(
         _open(link, place.paths.ui_link)
 
 
-def _serve(place: ClusterPlace, namespaces: Sequence[str], port: int, *, browser: bool) -> None:
+def _serve(
+    place: ClusterPlace, namespaces: Sequence[str], port: int, prometheus: str, *, browser: bool
+) -> None:
     """Serve the page of a Kubernetes cluster until the command is stopped."""
     from unbroken.cli.connection import on_cluster  # slow to load
     from unbroken.cli.programs import start_logging, until_stopped
@@ -91,7 +106,7 @@ def _serve(place: ClusterPlace, namespaces: Sequence[str], port: int, *, browser
     start_logging()
 
     async def serve(cluster: Cluster) -> None:
-        async with serving_account(cluster, namespaces, port) as link:
+        async with serving_account(cluster, namespaces, port, prometheus) as link:
             print(link, flush=True)
             note("the page shows what your account may read; Ctrl-C ends it")
             with tempfile.TemporaryDirectory(prefix="unbroken-ui-") as folder:

@@ -28,6 +28,7 @@ from . import actions, node_values, values
 from .access import KEY_BYTES, Access, read_page_file, write_page_file
 from .account import Account
 from .accounts import Accounts
+from .dashboards import Dashboards
 from .entrance import LinkEntrance, Source
 from .logs import LogQuery, log_page
 from .node_metrics import read_metrics
@@ -76,15 +77,17 @@ class Pages:
         person: str,
         turns: Turns,
         seen: Seen | None = None,
+        prometheus: str = "",
     ) -> None:
         """`cluster`: connects to the cluster, with the namespace to use and with the rights of the
         person.  `person`: the name for the events about orders.  `turns`: of all work.  `seen`
-        None: of its own."""
+        None: of its own.  `prometheus`: address of the data of dashboards; empty: there is none."""
         self._cluster = cluster
         self._person = person
         self._turns = turns
         self._seen = seen or Seen()
         self._problem = LastProblem()
+        self._dashboards = Dashboards(prometheus)
 
     @property
     def source(self) -> Source:
@@ -103,6 +106,9 @@ class Pages:
             case ("nodes", name) if name:
                 cluster = await self._cluster("")
                 return await node_values.node_page(cluster, name, self._seen.nodes, wall())
+            case ("dashboards", *rest) if len(rest) <= 2:
+                name, span, *_ = [*rest, "", ""]
+                return await self._dashboards.page(name, span, wall())
             case ("jobs", namespace, name) if namespace and name:
                 inside = await self._cluster(namespace)
                 pasts = self._seen.pasts
@@ -203,10 +209,13 @@ class Pages:
 
 
 @asynccontextmanager
-async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIterator[str]:
+async def serving_page(
+    paths: Paths, client: KubeClient, port: int, prometheus: str = ""
+) -> AsyncIterator[str]:
     """Serve the page of a local cluster during the block; yield its address.
 
-    `port` 0: the port of the last time if it is free, else any.  Raises WorldError.
+    `port` 0: the port of the last time if it is free, else any.  `prometheus`: address of the data
+    of dashboards; empty: none.  Raises WorldError.
     """
     before = read_page_file(paths.ui)
     sockets = await _bound(port, 0 if before is None else before.port, "--ui-port")
@@ -219,7 +228,7 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
     turns = Turns(CLOCK)
     with past_file(paths.ui_history) as (file, past):
         seen = Seen({uid: values.JobPast(one) for uid, one in past.items()})
-        pages = Pages(cluster, actions.person_here(), turns, seen)
+        pages = Pages(cluster, actions.person_here(), turns, seen, prometheus)
         async with (
             _serving(_for_one(pages, access, turns, sockets), sockets) as address,
             asyncio.TaskGroup() as tasks,
@@ -232,11 +241,12 @@ async def serving_page(paths: Paths, client: KubeClient, port: int) -> AsyncIter
 
 @asynccontextmanager
 async def serving_account(
-    cluster: Cluster, namespaces: Sequence[str], port: int
+    cluster: Cluster, namespaces: Sequence[str], port: int, prometheus: str = ""
 ) -> AsyncIterator[str]:
     """Serve what an account may read of a Kubernetes cluster during the block; yield a link.
 
-    `namespaces` empty: all that the account may read.  `port` 0: any.  Raises WorldError, and
+    `namespaces` empty: all that the account may read.  `port` 0: any.  `prometheus`: address of the
+    data of dashboards; empty: none.  Raises WorldError, and
     SpecError if the account may list jobs nowhere.
     """
     account = Account(cluster.place, cluster.client, namespaces)
@@ -244,7 +254,7 @@ async def serving_account(
     access = Access(secrets.token_hex(KEY_BYTES))
     sockets = await _bound(port, 0, "--port")
     turns = Turns(CLOCK)
-    pages = Pages(account.cluster, await account.person(), turns)
+    pages = Pages(account.cluster, await account.person(), turns, prometheus=prometheus)
     async with _serving(_for_one(pages, access, turns, sockets), sockets) as address:
         yield f"{address}?link={access.link_token(wall())}"
 
