@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from unbroken.agent_http.sessions import plain_session
 from unbroken.core.page.node_history import NAMES, MetricSample
 from unbroken.errors import PeerError, WorldError
 
@@ -19,8 +20,8 @@ async def read_metrics(address: str) -> list[MetricSample]:
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(address, allow_redirects=False) as answer,
+            plain_session(timeout) as session,
+            session.get(address) as answer,
         ):
             if answer.status != 200:
                 raise WorldError(f"{address}: HTTP {answer.status}")
