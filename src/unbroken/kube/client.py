@@ -303,15 +303,19 @@ class KubeClient(AsyncClient):
                 await response.aclose()
 
     async def text_lines(
-        self, path: str, parameters: Mapping[str, str], longest: int | None = None
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        longest: int | None = None,
+        idle_seconds: float | None = None,
     ) -> AsyncGenerator[str, None]:
         """Yield lines of an answer that lasts until the server ends it, such as a followed log.
 
-        It waits for the next line for any time. `longest`: bytes of a line that are kept; None: all
-        of them. Raises as `api_errors`.
+        `longest`: bytes of a line that are kept; None: all of them. Raises as `api_errors`, a
+        WorldError after `idle_seconds` without a byte; None: it waits for any time.
         """
-        endless = httpx2.Timeout(None, connect=5.0)
-        request = BasicRequest("GET", path, params=dict(parameters), timeout=endless)
+        timeout = httpx2.Timeout(idle_seconds, connect=5.0)
+        request = BasicRequest("GET", path, params=dict(parameters), timeout=timeout)
         with api_errors(f"GET {path}"):
             response = await self._send(request, stream=True)
             try:

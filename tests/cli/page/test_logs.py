@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ import yaml
 from aiohttp import web
 
 from unbroken.cli.connection import Cluster
+from unbroken.cli.page import logs
+from unbroken.cli.page.account import NamespaceScope, PermittedCluster, Rights
 from unbroken.cli.page.logs import (
     BYTES_MAX,
     CHARACTERS_MAX,
@@ -45,6 +49,11 @@ class Api:
     """Lines with their times, by pod; a pod without a log refuses it."""
     sent: int = 0
     """Bytes of logs that were sent."""
+    silent: tuple[str, ...] = ()
+    """Pods of a kubelet that begins an answer and sends no more."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """How often the log of each pod was asked for."""
+    refuses_pods: bool = False
 
     async def job(self, request: web.Request) -> web.Response:
         created = time_text(NOW - 30 * 24 * HOUR)
@@ -52,12 +61,16 @@ class Api:
         return web.json_response({"metadata": metadata, "spec": {"nprocPerNode": "1"}})
 
     async def pods(self, request: web.Request) -> web.Response:
+        if self.refuses_pods:
+            return web.json_response({"kind": "Status", "code": 403}, status=403)
         spec = {"containers": [{"name": "main", "image": "a"}]}
         items = [{"metadata": {"name": one, "uid": one}, "spec": spec} for one in self.logs]
         return web.json_response({"items": items})
 
     async def log(self, request: web.Request) -> web.StreamResponse:
-        lines = self.logs[request.match_info["pod"]]
+        pod = request.match_info["pod"]
+        lines = self.logs[pod]
+        self.asked[pod] += 1
         if not lines:
             status = {
                 "kind": "Status",
@@ -69,6 +82,8 @@ class Api:
         since = time_seconds(request.query["sinceTime"])
         answer = web.StreamResponse()
         await answer.prepare(request)
+        if pod in self.silent:
+            await asyncio.Event().wait()
         for at, text in lines:
             if at >= since:
                 line = time_text(at, has_microseconds=True).encode() + b" " + text + b"\n"
@@ -217,6 +232,30 @@ async def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     assert "first 64 of 69 pods" in found["notes"][0]
     nobody = await page(tmp_path, many, rank=3)
     assert nobody["lines"] == [], "a pod whose ranks are not known is of no rank"
+
+
+async def test_a_log_that_never_comes_keeps_nobody_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert logs.IDLE_SECONDS == 10.0
+    monkeypatch.setattr(logs, "IDLE_SECONDS", 5.0)
+    lines = {one: [(NOW - 20 * 24 * HOUR, b"old"), (NOW - 1, one.encode())] for one in ("a", "b")}
+    api = Api(lines, silent=("b",))
+    found = await page(tmp_path, api)
+    assert texts(found) == ["old", "a"]
+    assert [one.partition(":")[0] for one in found["notes"]] == ["b"]
+    assert api.asked["a"] > api.asked["b"] == 1
+
+
+async def test_pods_that_may_not_be_listed_are_not_said_to_be_gone(tmp_path: Path) -> None:
+    async with served(tmp_path, Api({"a": []}, refuses_pods=True)) as cluster:
+        permitted = PermittedCluster(
+            cluster.place, cluster.client, "default", NamespaceScope(), Rights()
+        )
+        found = await log_page(permitted, "train", LogQuery(), NOW)
+    (note,) = found["notes"]
+    assert "Your account may not list these" in note
+    assert "pods" in note
 
 
 def test_more_lines_of_one_moment_than_are_shown_end_no_paging() -> None:

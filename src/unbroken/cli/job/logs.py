@@ -52,19 +52,21 @@ def pod_lines(
     stream: str = "",
     since: float | None = None,
     longest: int | None = None,
+    idle_seconds: float | None = None,
 ) -> AsyncIterator[str]:
     """Lines of the log of a pod's training container; `stream`: one of its two, `Stdout` or
     `Stderr`.
 
     `since`: begin at this second, and write its time before each line; None: the whole log, without
-    times.  `longest`: bytes of a line that are kept; None: all of them.
+    times.  `longest`: bytes of a line that are kept; None: all of them.  `idle_seconds`: seconds
+    without a byte after which reading fails; None: it waits for any time.
     """
     query = {"container": training_container(pod["spec"])}
     query |= {"stream": stream} if stream else {}
     query |= {key: "true" for key, on in (("follow", follow), ("previous", previous)) if on}
     query |= {} if since is None else {"sinceTime": time_text(since), "timestamps": "true"}
     path = f"{cluster.path(PODS, pod['metadata']['name'])}/log"
-    return cluster.client.text_lines(path, query, longest)
+    return cluster.client.text_lines(path, query, longest, idle_seconds)
 
 
 class PodRanks:

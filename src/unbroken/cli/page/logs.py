@@ -17,7 +17,7 @@ from unbroken.cli.connection import Cluster, Object
 from unbroken.cli.job.logs import PodRanks, pod_lines, split
 from unbroken.cli.terminal import visible
 from unbroken.core.wording import counted
-from unbroken.errors import SpecError, UnbrokenError
+from unbroken.errors import SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.times import time_seconds
@@ -34,6 +34,8 @@ PODS_MAX = 64
 """Pods whose logs are read for an answer."""
 READERS_MAX = 8
 """Logs that are read at once."""
+IDLE_SECONDS = 10.0
+"""Seconds without a byte after which a log is given up: a kubelet that hangs never answers."""
 FIRST_SECONDS, GROWTH, LEAST_SECONDS = 60.0, 16.0, 0.5
 """The first window, the factor to the next one, and the smallest window of a fast log."""
 CLOCKS_APART = 60.0
@@ -182,6 +184,8 @@ class _Reader:
         self._matches = _matcher(query)
         self._ranks = PodRanks(cluster, job)
         self._problems: dict[str, str] = {}
+        self._silent: set[str] = set()
+        """Pods whose logs do not come: a larger window does not wait for them again."""
         created = time_seconds(job["metadata"]["creationTimestamp"]) - CLOCKS_APART
         self.begin = max(created, query.since or created)
         """Time before which there is no line to show."""
@@ -213,7 +217,8 @@ class _Reader:
         every = await self._cluster.pods(self._job["metadata"]["name"])
         every.sort(key=lambda one: str(one["metadata"]["name"]))
         if not every:
-            return [], ["The job has no pods now. Logs are deleted with the pods."]
+            none = "The job has no pods now. Logs are deleted with the pods."
+            return [], self._cluster.missing() or [none]
         query, pods = self._query, list[Object]()
         for pod in every:
             is_chosen = not query.pod or pod["metadata"]["name"] == query.pod
@@ -246,10 +251,17 @@ class _Reader:
     async def _lines(self, pod: Object, window: _Window, *, previous: bool) -> list[LogLine]:
         """Lines of a container in the window that match: the newest, one more than are shown."""
         found, name = deque[LogLine](maxlen=LINES_MAX + 1), pod["metadata"]["name"]
+        if name in self._silent:
+            return []
         at, ranks = window.since, await self._ranks.all_of(pod)
         try:
             async for line in pod_lines(
-                self._cluster, pod, previous=previous, since=window.since, longest=LINE_BYTES_MAX
+                self._cluster,
+                pod,
+                previous=previous,
+                since=window.since,
+                longest=LINE_BYTES_MAX,
+                idle_seconds=IDLE_SECONDS,
             ):
                 if not window.budget.spend(len(line) + 1):
                     break
@@ -265,6 +277,8 @@ class _Reader:
                     found.append(LogLine(at, rank, name, text))
         except UnbrokenError as error:
             self._problems[name] = str(error)
+            if isinstance(error, WorldError):
+                self._silent.add(name)
         return list(found)
 
     def notes(self) -> list[str]:
