@@ -14,7 +14,7 @@ import pytest
 from tests.apiservers import Cluster
 from unbroken.cli.page import accounts
 from unbroken.cli.page.account import Account
-from unbroken.cli.page.accounts import ACCOUNTS_MAX, SESSIONS_MAX, Accounts
+from unbroken.cli.page.accounts import ACCOUNTS_EACH, ACCOUNTS_MAX, SESSIONS_MAX, Accounts
 from unbroken.cli.page.entrance import Source
 from unbroken.cli.page.logs import LogQuery
 from unbroken.cli.page.orders import Order
@@ -131,6 +131,18 @@ async def test_the_oldest_session_and_the_token_used_longest_ago_make_room(
         await some.accounts.sign_in(some.token, ("kube-system",))
         assert some.accounts.person(default) is None
         assert some.accounts.person(cookies[-1]) is not None
+        assert len(some.alive()) == 2
+
+
+async def test_whoever_signs_in_often_ends_no_session_of_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ACCOUNTS_EACH == 16
+    monkeypatch.setattr(accounts, "ACCOUNTS_EACH", 2)
+    async with people(cluster) as some:
+        cookies = [await some.accounts.sign_in(some.token, (f"n{one}",)) for one in range(4)]
+        known = [some.accounts.person(one) is not None for one in cookies]
+        assert known == [False, False, True, True]
         assert len(some.alive()) == 2
 
 

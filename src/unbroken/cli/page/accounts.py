@@ -42,6 +42,8 @@ SESSION_SECONDS = 8 * 3600.0
 """Seconds after which a person must sign in again."""
 ACCOUNTS_MAX = 200
 """Tokens that are kept: beyond, the one that was used longest ago is dropped."""
+ACCOUNTS_EACH = 16
+"""Those of one account: it drops its own, and not those of others."""
 SESSIONS_MAX = 8
 """Sessions of one token: beyond, the oldest ends."""
 SIGNING_MAX = 8
@@ -156,6 +158,9 @@ class Accounts:
         self._drop_ended()
         person = self._people.pop(key, None) or Person(name, self._source_of(account, name))
         self._people[key] = person
+        own = [one for one, each in self._people.items() if each.name == name]
+        for one in own[:-ACCOUNTS_EACH]:
+            self._people.pop(one).end()
         while len(self._people) > ACCOUNTS_MAX:
             self._people.pop(next(iter(self._people))).end()
         cookie = secrets.token_urlsafe(KEY_BYTES)
