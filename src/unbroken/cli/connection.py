@@ -80,7 +80,8 @@ EVENTS = ObjectKind("api/v1", "events", "event")
 NODES = ObjectKind("api/v1", "nodes", "node", "unbroken nodes", is_namespaced=False)
 RECORDS, CHECKS = _own(NODE_RECORD), _own(NODE_CHECK)
 DOTS = (".", "..")
-"""Parts of a path that name another path, and that no quoting changes."""
+"""Parts of a path that name another path, and that no quoting changes. Nor does quoting help with a
+slash: the Kubernetes API reads `a%2Fstatus` as `a/status`."""
 JOB_LABEL = HYPERPOD_JOB.pod_label
 
 
@@ -113,7 +114,7 @@ class Cluster:
         for a name that would lead to another path.
         """
         for part in (namespace, self.namespace, name):
-            if part in DOTS:
+            if part in DOTS or "/" in (part or ""):
                 raise SpecError(f'"{part}" is no name of an object')
         inside = quote(self.namespace if namespace is None else namespace, safe="")
         scope = f"namespaces/{inside}/" if inside and collection.is_namespaced else ""

@@ -99,7 +99,9 @@ async def _change(cluster: Cluster, name: str, patch: Object, by_owner: str = ""
         check_owner(job, by_owner)
     if now in ENDED:
         raise SpecError(f"job {name} has ended ({now}); delete it and run it again")
-    return await cluster.patch(JOBS, name, patch)
+    # Another job may have this name by now: Kubernetes refuses to change that one.
+    metadata = {**patch.get("metadata", {}), "uid": job["metadata"]["uid"]}
+    return await cluster.patch(JOBS, name, {**patch, "metadata": metadata})
 
 
 async def _until_suspended(cluster: Cluster, name: str) -> None:
