@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.watching import PATIENCE_SECONDS
+from unbroken.cli.page import turns as turns_module
 from unbroken.cli.page.turns import Clock, Turns
 
 
@@ -46,6 +48,24 @@ async def test_a_wait_for_the_cluster_costs_nothing() -> None:
         time.now += 30.0
     await time.work(turns, "next", 0.1)
     assert time.began == [("next", 30.0)]
+
+
+async def test_a_long_wait_for_the_cluster_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert turns_module.HOLD_SECONDS == 1.0
+    monkeypatch.setattr(turns_module, "HOLD_SECONDS", 0.0)
+    turns, others = Time().turns(), asyncio.Event()
+
+    async def other() -> None:
+        async with turns.turn():
+            others.set()
+
+    async with turns.turn(), asyncio.TaskGroup() as tasks:
+        tasks.create_task(other())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await others.wait()
+    assert not turns._turn.locked()
 
 
 async def test_what_a_person_does_not_wait_for_is_paid_by_later_turns() -> None:

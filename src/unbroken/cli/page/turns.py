@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 COST_FACTOR = 20.0
 """Seconds without a turn for each second of the processor that a turn took: 5 % of the time."""
+HOLD_SECONDS = 1.0
+"""Seconds after which a turn keeps no other one from its own: it may wait for its cluster for half
+a minute, and longer if the Kubernetes API puts off the requests of one person."""
 
 
 @dataclass(slots=True)
@@ -50,11 +53,17 @@ class Turns:
 
         `latest`: time of the monotonic clock from which this turn does not wait for the budget.
         """
-        async with self._turn:
+        await self._turn.acquire()
+        with ExitStack() as held:
+            held.callback(self._turn.release)
             while (early := min(self._free_at, latest) - self._clock.monotonic()) > 0:
                 await self._clock.pause(early)
-            with self.at_once():
-                yield
+            timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, held.close)
+            try:
+                with self.at_once():
+                    yield
+            finally:
+                timer.cancel()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
