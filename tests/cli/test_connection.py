@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from unbroken.cli.connection import JOBS, Cluster
+from unbroken.cli.connection import INCIDENTS, JOBS, Cluster
 from unbroken.cli.job.change import restart_job, resume_job, suspend_job
 from unbroken.cli.place import ClusterPlace
 from unbroken.errors import SpecError
@@ -55,23 +57,43 @@ def kubeconfig(folder: Path, port: int) -> Path:
     return file
 
 
-async def test_no_order_changes_a_later_job_of_the_same_name(tmp_path: Path) -> None:
-    api, app = Api(), web.Application()
-    app.router.add_get(PATH, api.get)
-    app.router.add_patch(PATH, api.patch)
+@asynccontextmanager
+async def served(folder: Path, app: web.Application) -> AsyncIterator[Cluster]:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        file = kubeconfig(tmp_path, runner.addresses[0][1])
+        file = kubeconfig(folder, runner.addresses[0][1])
         async with connect(file) as client:
-            cluster = Cluster(ClusterPlace(str(file)), client, "default")
-            for act in (restart_job, suspend_job, resume_job):
-                with pytest.raises(Conflict, match="other uid"):
-                    await act(cluster, "train")
+            yield Cluster(ClusterPlace(str(file)), client, "default")
     finally:
         await runner.cleanup()
+
+
+async def test_no_order_changes_a_later_job_of_the_same_name(tmp_path: Path) -> None:
+    api, app = Api(), web.Application()
+    app.router.add_get(PATH, api.get)
+    app.router.add_patch(PATH, api.patch)
+    async with served(tmp_path, app) as cluster:
+        for act in (restart_job, suspend_job, resume_job):
+            with pytest.raises(Conflict, match="other uid"):
+                await act(cluster, "train")
     assert api.changed == []
+
+
+async def test_an_incident_of_another_namespace_is_not_of_the_job(tmp_path: Path) -> None:
+    metadata = {"name": "train-1", "ownerReferences": [{"uid": "1"}]}
+    items = [{"metadata": {**metadata, "namespace": one}} for one in ("default", "other")]
+
+    async def listed(request: web.Request) -> web.Response:
+        return web.json_response({"items": items})
+
+    app = web.Application()
+    app.router.add_get(f"/{INCIDENTS.prefix}/{INCIDENTS.plural}", listed)
+    job = {"metadata": {"name": "train", "namespace": "default", "uid": "1"}}
+    async with served(tmp_path, app) as cluster:
+        found = await cluster.incidents_of([job], "")
+    assert [len(one) for one in found.values()] == [1]
 
 
 @pytest.mark.parametrize("part", [".", "..", "train/status", "../default", "/", "a/b"])

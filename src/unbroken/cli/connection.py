@@ -211,11 +211,17 @@ class Cluster:
     async def incidents_of(
         self, jobs: Iterable[Object], namespace: str | None = None
     ) -> dict[str, list[incident_spec.Incident]]:
-        """The incidents of each job, oldest first, by the job's uid."""
-        result: dict[str, list[Object]] = {job["metadata"]["uid"]: [] for job in jobs}
+        """The incidents of each job, oldest first, by the job's uid.
+
+        What names a job of another namespace as its owner is not of that job: whoever may write in
+        one namespace could say anything about the jobs of others.
+        """
+        places = {job["metadata"]["uid"]: job["metadata"]["namespace"] for job in jobs}
+        result: dict[str, list[Object]] = {uid: [] for uid in places}
         for item in await self.select(INCIDENTS, namespace=namespace):
             for uid in {str(owner.get("uid")) for owner in _owners(item)} & result.keys():
-                result[uid].append(item)
+                if item["metadata"]["namespace"] == places[uid]:
+                    result[uid].append(item)
         return {uid: read_incidents(mine) for uid, mine in result.items()}
 
 
