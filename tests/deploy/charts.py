@@ -26,6 +26,7 @@ EVERYTHING: Object = {
     "traces": {"endpoint": "http://collector:4318", "headersSecret": "collector-key"},
     "metrics": {
         "serviceMonitor": {"enabled": True},
+        "rayPodMonitor": {"enabled": True},
         "prometheusRule": {"enabled": True},
         "dashboards": {"enabled": True},
     },

@@ -109,6 +109,18 @@ def test_prometheus_finds_the_metrics_by_the_documented_name() -> None:
     assert (endpoint["port"], endpoint["interval"]) == ("8081", "15s")
 
 
+def test_metrics_of_ray_have_the_label_of_its_dashboards() -> None:
+    monitor = one_of(render(EVERYTHING), "PodMonitor", "unbroken-ray")["spec"]
+    assert monitor["namespaceSelector"] == {"any": True}
+    # These ports are those of KubeRay; test_ray_metrics.py needs the label `ray_io_cluster`.
+    assert [one["port"] for one in monitor["podMetricsEndpoints"]] == [
+        *("metrics", "as-metrics", "dash-metrics")
+    ]
+    for endpoint in monitor["podMetricsEndpoints"]:
+        (relabeling,) = endpoint["relabelings"]
+        assert relabeling["targetLabel"] == "ray_io_cluster"
+
+
 def test_metrics_of_nodes_are_served_and_scraped_only_if_that_is_wanted() -> None:
     found = render(EVERYTHING)
     (endpoint,) = one_of(found, "PodMonitor", "unbroken-node-daemon")["spec"]["podMetricsEndpoints"]
