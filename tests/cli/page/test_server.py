@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.watching import PATIENCE_SECONDS
 from unbroken.cli.page.access import Access
 from unbroken.cli.page.entrance import LinkEntrance, Source
 from unbroken.cli.page.logs import LogQuery
@@ -361,3 +362,17 @@ async def test_the_story_of_an_incident_is_a_file() -> None:
 
 def test_the_built_page_stays_small() -> None:
     assert sum(len(gzip.compress(body)) for body in built_files().values()) < 300_000
+
+
+@pytest.mark.parametrize("path", ["/api/stream/jobs", "/api/page/jobs", "/", "/healthz"])
+async def test_nothing_follows_the_answer_to_a_request_for_its_head(path: str) -> None:
+    async with served() as (site, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        headers = {"Host": f"127.0.0.1:{site.port}", **site.cookie}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        for method, asked in (("HEAD", path), ("GET", "/healthz")):
+            writer.write(f"{method} {asked} HTTP/1.1\r\n{lines}\r\n".encode())
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), "an answer begins where the last one ended"
+        writer.close()

@@ -155,7 +155,8 @@ class PageServer:
         """Make the application of aiohttp."""
         app = web.Application(middlewares=[self._guard], client_max_size=ORDER_BYTES_MAX)
         app.router.add_get("/api/page/{path:.*}", self._snapshot)
-        app.router.add_get("/api/stream/{path:.*}", self._stream)
+        # aiohttp would send the stream after the head. A proxy could take that for its next answer.
+        app.router.add_get("/api/stream/{path:.*}", self._stream, allow_head=False)
         app.router.add_get(
             "/api/text/jobs/{namespace}/{name}/incidents/{number:[0-9]{1,9}}", self._text
         )
