@@ -29,6 +29,8 @@ from unbroken.wire.agent import (
     Receipt,
     RuleState,
     RuleView,
+    SnapshotReport,
+    SnapshotState,
     StartCommand,
     StopCommand,
     Violation,
@@ -259,8 +261,10 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
     )
     rule = RuleView("loss", RuleState.SLOW, "some", 5, 1, 1, 1.7e9, 2, "stderr", "loss=3", "3")
     worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm", 1.7e9)
+    state = SnapshotState(0, "training", 7, 1000, 0.5, 6, 6, "0-1")
     report = replace(
-        a_report(1), workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
+        a_report(1), snapshots=SnapshotReport((state,), "10.0.0.2:8080", 1.5e9, 4000),
+        workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
         message="m", kept=(1, 2), restart_mode="ipr", imports=3, lease_seconds=8.0, unvouched=4,
         unreached="10.0.0.1:8080", has_ended=True,
         warm=WarmReport("why", 3, 1.5, ("a: why",)),
@@ -269,6 +273,7 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
     assert {"type", *asdict(report)} == whole.keys(), "a field is not tried"
     for part in ("workers", "faults", "log_rules", "watch", "receipts"):
         assert asdict(getattr(report, part)[0]).keys() == whole[part][0].keys(), part
+    assert asdict(state).keys() == whole["snapshots"]["ranks"][0].keys()
     assert decode_answer(encode_report(report).encode()) == replace(report, progress={})
     for path in (path for path in paths(whole) if path and path != ("type",)):
         for leaf in LEAVES:

@@ -22,11 +22,13 @@ from .state import ClusterOptions, Paths
 
 DATABASE = "objects.db"
 CREDENTIALS = "cluster-api-credentials"
+HISTORY = "ui-history.sqlite"
 MADE = (
     *("nodes", "logs", "volumes", "launcher", "checkpoint-memory"),
     *("apiserver.lock", "internal.kubeconfig", "kubelet-token"),
     *("token", "server.pem", "kubeconfig", "up.log", "up.json", "operator.key", CREDENTIALS),
     *("ui.json", "ui.html"),
+    *(HISTORY, f"{HISTORY}-wal", f"{HISTORY}-shm", f"{HISTORY}.damaged"),
     *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
     # Last, so that a purge that was interrupted can be repeated.
     *("up.lock", "cluster.json"),

@@ -14,6 +14,8 @@ import pytest
 from unbroken.cli.page.past_file import past_file
 from unbroken.cli.page.values import JobPast, forget_deleted
 from unbroken.core.page.history import POINTS_MAX, MetricHistory
+from unbroken.local import folders
+from unbroken.local.state import Paths
 from unbroken.wire.observation import RankWatch
 
 
@@ -106,7 +108,7 @@ def later_version(path: Path) -> None:
 def test_a_damaged_file_is_set_aside_with_a_message(
     damage: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "past.sqlite"
+    path = Paths(tmp_path).ui_history
     with past_file(path) as (file, _):
         file.save({"a": history(500)})
     assert callable(damage)
@@ -114,9 +116,11 @@ def test_a_damaged_file_is_set_aside_with_a_message(
     with past_file(path) as (file, found):
         assert found == {}
         file.save({"b": history(3)})
+        # `unbroken down --purge` deletes a folder only if it knows each file in it.
+        assert set(os.listdir(tmp_path)) <= set(folders.MADE)
     assert "history of jobs damaged, renamed and begun anew" in caplog.text
     assert str(path) in caplog.text
-    assert path.with_name("past.sqlite.damaged").exists()
+    assert path.with_name("ui-history.sqlite.damaged").exists()
     assert list(load(path)) == ["b"]
 
 
