@@ -36,6 +36,42 @@ def test_a_module_that_has_the_group_as_a_default_does_not_keep_it() -> None:
     assert (after, default) == ("0", "None")
 
 
+SHARDS = """
+import os, pathlib, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from unbroken.worker.restart import groups
+def running():
+    names = [one.read_text().strip() for one in pathlib.Path("/proc/self/task").glob("*/comm")]
+    return sum(name.startswith("pt_gloo") for name in names)
+def train():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    model = torch.nn.Linear(7, 7)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 7)).sum().backward()
+    optimizer.step()
+    other = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    (other + other.redistribute(mesh, [Replicate()])).full_tensor()
+train()
+while not (before := running()):
+    pass  # a thread gives itself its name
+groups.destroy()
+while not groups.are_gone():
+    pass
+print(before, running())
+"""
+
+
+def test_operations_on_shards_do_not_keep_the_group() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SHARDS], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    before, after = map(int, done.stdout.split())
+    assert (before > 0, after) == (True, 0)
+
+
 NAMES = """
 import ctypes, sys, torch, torch.distributed as dist
 from unbroken.worker.boot import rendezvous

@@ -21,6 +21,22 @@ KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_gr
 Imported while there is a group, as an optimizer does with the first, they would keep the group and
 its connections: its peers would wait (torch 2.6 to 2.13).
 """
+CACHES = (
+    (
+        "torch.distributed.tensor._api",
+        "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear",
+    ),
+    ("torch._C", "_clear_DTensor_sharding_propagator_cache"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
+    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
+"""Functions that clear torch's caches of operations on DTensors, which FSDP2 and tensor parallelism
+use, as far as a version has them.
+
+The caches hold device meshes, and these their groups: a worker that has restarted in process keeps
+the groups of all its attempts, and torch aborts it when it ends (torch 2.13).
+"""
 RELEASE = "unbroken-release"
 END_SECONDS = 1.0
 """Seconds for groups at the end of a program."""
@@ -75,11 +91,25 @@ def release(act: Callable[[], object]) -> threading.Thread:
 
 
 def unbind(c10d: ModuleType) -> None:
-    """Replace groups that are defaults of functions by None, the value of the group at that
-    time."""
+    """Replace groups that are defaults of functions by None, the value of the group at that time,
+    and clear caches that hold groups.
+
+    To be called in the thread that trains: each thread has its own caches.
+    """
     for module in filter(None, map(sys.modules.get, KEEPERS)):
         for var in vars(module).values():
             _unbind(getattr(var, "__init__", var) if isinstance(var, type) else var, c10d)
+
+    if CACHES[0][0] in sys.modules:
+        for name, path in CACHES:
+            _clear(sys.modules.get(name), path)
+
+
+def _clear(found: Any, path: str) -> None:
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if found is not None:
+        found()
 
 
 def _unbind(function: Any, c10d: ModuleType) -> None:
