@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.worker.templates import BOOT
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
+
 
 THREADS = """
 import os, pathlib, torch.distributed as dist
@@ -70,6 +74,39 @@ def test_operations_on_shards_do_not_keep_the_group() -> None:
     assert done.returncode == 0, done.stderr.decode()
     before, after = map(int, done.stdout.split())
     assert (before > 0, after) == (True, 0)
+
+
+LEFT = """
+import atexit, os, subprocess, sys, time, torch, torch.distributed as dist
+from unbroken.worker.restart import groups
+rank, path = int(sys.argv[1]), sys.argv[2]
+if rank == 0:
+    peer = subprocess.Popen([sys.executable, __file__, "1", path], stdin=subprocess.PIPE)
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+dist.barrier()
+if rank:
+    sys.stdin.read()
+    os._exit(0)
+dist.all_reduce(torch.ones(4), async_op=True)
+groups.destroy()
+class Last:
+    def __del__(self):  # while the interpreter ends, the message that the group waits for is lost
+        peer.kill()
+        peer.wait()
+        time.sleep(1)
+last = Last()
+atexit.register(print, "at exit")
+print("done", end=" ")
+sys.exit(3)
+"""
+
+
+def test_a_group_that_still_waits_aborts_no_program_at_its_end(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEFT)
+    command = [sys.executable, BOOT, "run", "script", program, "0", tmp_path / "store"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "done at exit\n"), done.stderr
 
 
 NAMES = """

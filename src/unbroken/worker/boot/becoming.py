@@ -71,12 +71,12 @@ def become(
     begin: list[str],
     position: int,
     order: list[str],
-    ended: Callable[[], None],
+    ended: Callable[[], bool],
 ) -> None:
     """Run the program in `main`, the namespace of `__main__`; this must be its last statement.
 
     `order` is kind and arguments. The program's directory goes to `position` in `sys.path`. `ended`
-    is called if the program has not failed.
+    is called if the program has not failed, and returns True if the interpreter must not end.
     """
     kind, *arguments = order
     sys.orig_argv[:] = command(begin, kind, arguments)
@@ -86,13 +86,34 @@ def become(
     program = _program(main, kind, arguments, front)
     try:
         program()
-        ended()
-    except SystemExit:
-        ended()
+        if ended():
+            _leave(None)
+    except SystemExit as error:
+        if ended():
+            _leave(error.code)
         raise
     except BaseException as error:
         _hide_ourselves(error)
         raise
+
+
+def _leave(code: object) -> NoReturn:
+    """End the process with this code of SystemExit, as Python does, but without ending the
+    interpreter: objects that are left are not destroyed."""
+    import atexit
+    import threading
+
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+    status = (code & 0xFF) if isinstance(code, int) else int(code is not None)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            status = status or 120  # as Python does where the output is lost
+    os._exit(status)
 
 
 def _program(

@@ -42,16 +42,18 @@ END_SECONDS = 1.0
 """Seconds for groups at the end of a program."""
 
 
-def let_go() -> None:
-    """End the threads of groups that were destroyed, at the end of a program.
+def let_go() -> bool:
+    """End the threads of groups that were destroyed, at the end of a program; return True if some
+    remain: the interpreter must not end then.
 
     A thread of gloo that releases its last collective while the interpreter ends aborts the
     process. That looks like a failed worker (`terminate called without an active exception`; 3 of
-    62 runs of a script of two ranks, torch 2.13).
+    62 runs of a script of two ranks, torch 2.13). A group that waits for a message of a lost peer
+    has such threads until its timeout is over.
     """
     c10d = sys.modules.get(C10D)
     if c10d is None or not hasattr(c10d, "is_initialized") or c10d.is_initialized():
-        return
+        return False
     unbind(c10d)
     release(_collect)
     import threading
@@ -59,9 +61,10 @@ def let_go() -> None:
 
     until = monotonic() + END_SECONDS
     # Threads of restarts too, which may be releasing groups now.
-    for thread in threading.enumerate():
-        if thread.name == RELEASE:
-            thread.join(max(0.0, until - monotonic()))
+    releasing = [thread for thread in threading.enumerate() if thread.name == RELEASE]
+    for thread in releasing:
+        thread.join(max(0.0, until - monotonic()))
+    return any(thread.is_alive() for thread in releasing)
 
 
 def _collect() -> None:
