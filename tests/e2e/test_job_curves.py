@@ -5,6 +5,7 @@ Each rank reports the loss of each step it makes, bit for bit.
 
 from __future__ import annotations
 
+import random
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.e2e.clusters import Cluster
 from tests.e2e.control import power
 from tests.e2e.job_events import Event, places
 from tests.e2e.jobs import Job, Object, job
+from unbroken.spec.keys import BUDDY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs/curve.py"
@@ -105,6 +107,63 @@ def test_workers_that_are_killed_leave_no_trace_in_the_losses(
     assert_nothing_is_lost(one, whole, 3)
 
 
+def drawn(seed: int, kills: int) -> list[Object]:
+    """Return kills of any rank at any point, some steps apart."""
+    chance, step = random.Random(seed), 0
+    found = []
+    for attempt in range(kills):
+        step += chance.randint(2, 4)
+        at = chance.choice(["begin", "told", "kept"])
+        found.append({"attempt": attempt, "rank": chance.randrange(4), "step": step, "at": at})
+    assert step < STEPS
+    return found
+
+
+def assert_kills_leave_no_trace(
+    machines: Cluster, place: Path, kills: int, *settings: Object, seed: int = 0
+) -> list[Object]:
+    """Run a training with and without kills; return the incidents. Losses are the same bit for bit,
+    and each rank repeats at most one step a kill."""
+    plan = drawn(seed, kills)
+    with job(machines, place / "whole", *settings, program=PROGRAM) as one:
+        completed(one)
+        whole = curve(one)
+    with job(machines, place / "hurt", *settings, *plan, program=PROGRAM) as one:
+        for attempt in range(kills):
+            one.kill(held(one, attempt))
+        assert completed(one)["status"]["restartCount"] == kills
+        incidents: list[Object] = one.incidents(kills)
+        assert_nothing_is_lost(one, whole, kills)
+    assert {incident["stepsLost"] for incident in incidents} <= {0, 1}
+    return incidents
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
+def test_ten_kills_of_any_ranks_leave_no_trace_in_the_losses(
+    machines: Cluster, tmp_path: Path, kind: str
+) -> None:
+    found = assert_kills_leave_no_trace(machines, tmp_path, 10, {"shard": kind})
+    assert {incident["remedy"] for incident in found} == {"in-process"}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "uses"),
+    [
+        ("tensor", []),
+        ("fsdp2", ["recompute"]),
+        ("fsdp2", ["half"]),
+        ("fsdp2", ["compile"]),
+    ],
+)
+def test_a_kill_leaves_no_trace_in_the_losses_however_the_model_is_trained(
+    machines: Cluster, tmp_path: Path, kind: str, uses: list[str]
+) -> None:
+    assert_kills_leave_no_trace(machines, tmp_path, 2, {"shard": kind}, {"uses": uses}, seed=5)
+
+
 @pytest.mark.heavy
 def test_an_agent_that_is_killed_leaves_no_trace_in_the_losses(
     machines: Cluster, tmp_path: Path, whole: Curve
@@ -135,6 +194,32 @@ def test_a_node_that_is_lost_leaves_no_trace_in_the_losses(
     assert_nothing_is_lost(one, whole, 1)
 
 
+@pytest.mark.heavy
+def test_shards_of_a_node_that_is_lost_come_from_the_other_replica_without_a_copy(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    plan = {"attempt": 0, "rank": 0, "step": 9, "at": "begin"}
+    kept = {BUDDY: "off"}
+    with job(nodes, tmp_path / "whole", {"shard": "hsdp"}, program=PROGRAM) as one:
+        completed(one)
+        whole = curve(one)
+    settings: Object = {"program": PROGRAM, "spares": 1, "annotations": kept}
+    with job(nodes, tmp_path / "hurt", {"shard": "hsdp"}, plan, **settings) as one:
+        held(one, 0)
+        where = one.pods()[places(one.starts(0))[0]]["spec"]["nodeName"]
+        assert steps_copied(one, one.starts(0)[2], rank=0) == set()
+        power(nodes, where, "off")
+        assert completed(one)["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+        told = {e.rank: e.more for e in one.events.all if (e.what, e.attempt) == ("restored", 1)}
+    assert incident["culprit"]["node"] == where
+    found = {rank: (more["step"], more["source"]) for rank, more in told.items()}
+    assert found == {
+        0: (8, "replica rank 2"), 1: (8, "replica rank 3"), 2: (8, "memory"), 3: (8, "memory"),
+    }  # fmt: skip
+    assert_nothing_is_lost(one, whole, 1)
+
+
 def assert_restored_from_survivors(one: Job, lost: set[int]) -> None:
     """Assert that ranks without memory have the state of those that kept it."""
     for rank, (_, source) in sources(one, 1).items():
@@ -150,7 +235,7 @@ def assert_restored_from_survivors(one: Job, lost: set[int]) -> None:
 def test_nodes_that_are_drained_in_turn_leave_no_trace_in_the_losses(
     machines: Cluster, tmp_path: Path, is_sharded: bool
 ) -> None:
-    plan, sizes = [{"shard": is_sharded}], {"program": PROGRAM, "nproc": 1}
+    plan, sizes = [{"shard": "fsdp2" if is_sharded else "ddp"}], {"program": PROGRAM, "nproc": 1}
     with job(machines, tmp_path, *plan, {"steps": 0}, **sizes) as one:
         one.until_standing("Running")
         for number in range(3):
@@ -182,7 +267,7 @@ def steps_copied(one: Job, worker: Event, rank: int) -> set[int]:
 def test_shards_of_a_node_that_is_lost_come_from_its_buddy(nodes: Cluster, tmp_path: Path) -> None:
     # Every step is sent, or every second, ... sixteenth; the newest two are in each rank's memory.
     plan = {"attempt": 0, "rank": 1, "step": 17, "at": "begin"}
-    shard = {"shard": True}
+    shard = {"shard": "fsdp2"}
     sizes = {"program": PROGRAM, "nproc": 1}
     with job(nodes, tmp_path / "whole", shard, **sizes) as one:
         completed(one)
