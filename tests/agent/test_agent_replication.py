@@ -67,12 +67,12 @@ async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_
         operator.send(begin(0, 0, buddy=address(second)))
         other.send(begin(0, 1, buddy=address(first)))
         await until(lambda: has_agreed(first, (0, 1), second, 1))
+        await until(lambda: tells_copies(first))
         found = first.report().snapshots
         assert found is not None
         assert (found.buddy, [rank.rank for rank in found.ranks]) == (address(second), [0, 1])
         assert found.memory_bytes > sum(rank.state_bytes for rank in found.ranks) > 0
         assert found.bytes_per_second
-        assert all(rank.buddy_step and rank.common_step is not None for rank in found.ranks)
         os.kill(first.report().pid or 0, signal.SIGKILL)
         first.wait()
         # Another node takes its rank, and has what it has kept as its buddy.
@@ -86,6 +86,13 @@ async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_
         for found in fetched:
             assert all(found["whole"])
             assert set(found["from"]) == {None}
+
+
+def tells_copies(agent: Running) -> bool:
+    """Return whether the agent reports a step at its buddy, and one of all nodes, for each rank."""
+    found = agent.report().snapshots
+    ranks = () if found is None else found.ranks
+    return bool(ranks) and all(one.buddy_step and one.common_step is not None for one in ranks)
 
 
 def common(buddy: Running) -> set[Copy]:

@@ -131,6 +131,8 @@ class Cluster:
 
     async def find(self, collection: ObjectKind, name: str) -> Object | None:
         """One object; None if the cluster has no such object or does not know the kind."""
+        if "/" in name:
+            return None
         body = await self._read(self.path(collection, name))
         return None if body is None else _decoded(body)
 
