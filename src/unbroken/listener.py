@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -213,6 +213,37 @@ async def _readable(
             refusal.force_close()
             return refusal
     return await handler(request)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    application: web.Application,
+    sockets: Sequence[socket.socket],
+    limits: Limits,
+    tls: ssl.SSLContext | None = None,
+    *,
+    shutdown_seconds: float = 60.0,
+    handler_cancellation: bool = False,
+    **options: Any,
+) -> AsyncIterator[None]:
+    """Serve an application at listening sockets during the block, and close them.
+
+    `shutdown_seconds`: for requests that are being answered at the end.  `handler_cancellation`: an
+    answer whose client has left is cancelled.  `options` as those of `Connections`.
+    """
+    runner = web.AppRunner(
+        application, shutdown_timeout=shutdown_seconds, handler_cancellation=handler_cancellation
+    )
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, limits, **options)
+    try:
+        for one in sockets:
+            connections.listen(one, tls)
+        yield
+    finally:
+        connections.close()
+        await runner.cleanup()
 
 
 async def bound(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause, wall
-from unbroken.listener import Connections, Limits, bound
+from unbroken.listener import Limits, bound, serving
 from unbroken.log_lines import Log
 
 from .server import BODY_SECONDS, Service, application
@@ -109,25 +108,19 @@ async def _listening(
         text = f"the cluster API cannot listen on {options.host}:{options.port}: {error}"
         raise WorldError(text) from error
     host, port = sockets[0].getsockname()[:2]
-    runner = web.AppRunner(application(service), shutdown_timeout=CLOSING_SECONDS)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(
-        runner.server,
+    scheme = "http" if tls is None else "https"
+    async with serving(
+        application(service),
+        sockets,
         LIMITS,
+        tls,
+        shutdown_seconds=CLOSING_SECONDS,
         logger=_http_log(),
         keepalive_timeout=IDLE_SECONDS,
         lingering_time=LINGERING_SECONDS,
         auto_decompress=False,
-    )
-    try:
-        for socket in sockets:
-            connections.listen(socket, tls)
-        scheme = "http" if tls is None else "https"
+    ):
         yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    finally:
-        connections.close()
-        await runner.cleanup()
 
 
 @asynccontextmanager

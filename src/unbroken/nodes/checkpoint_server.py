@@ -42,7 +42,7 @@ from unbroken.core.checkpoint_memory import (
 from unbroken.errors import SpecError, WorldError
 from unbroken.foreign_numbers import INT64_MAX
 from unbroken.kube.clock import wall
-from unbroken.listener import Connections, Limits, bound
+from unbroken.listener import Limits, bound, serving
 from unbroken.log_lines import LastProblem, Log
 
 from .checkpoint_files import CheckpointFiles, IncomingShard
@@ -118,23 +118,14 @@ async def serve_member(options: MemberOptions, ready: Callable[[], None] = lambd
 
 @contextlib.asynccontextmanager
 async def _listening(app: web.Application, options: MemberOptions) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, LIMITS)
     try:
-        try:
-            # All ranks save at once, and AWS's client does not try again.
-            sockets = await bound(options.host, options.port, LIMITS.connections)
-        except OSError as error:
-            text = f"cannot serve checkpoints at {options.host}:{options.port}: {error.strerror}"
-            raise WorldError(text) from error
-        for listening in sockets:
-            connections.listen(listening)
+        # All ranks save at once, and AWS's client does not try again.
+        sockets = await bound(options.host, options.port, LIMITS.connections)
+    except OSError as error:
+        text = f"cannot serve checkpoints at {options.host}:{options.port}: {error.strerror}"
+        raise WorldError(text) from error
+    async with serving(app, sockets, LIMITS, handler_cancellation=True, shutdown_seconds=1.0):
         yield
-    finally:
-        connections.close()
-        await runner.cleanup()
 
 
 Held = dict[tuple[int, int], int]

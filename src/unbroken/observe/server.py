@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from unbroken.errors import WorldError
-from unbroken.listener import Connections, Limits, bound
+from unbroken.listener import Limits, bound, serving
 
 PATH = "/metrics"
 HEALTH_PATH = "/healthz"
@@ -44,17 +44,8 @@ async def serving_metrics(
         text = f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port"
         raise WorldError(text) from error
     actual = sockets[0].getsockname()[1]
-    runner = web.AppRunner(app)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, LIMITS)
-    try:
-        for socket in sockets:
-            connections.listen(socket)
+    async with serving(app, sockets, LIMITS):
         yield f"http://{host}:{actual}{PATH}"
-    finally:
-        connections.close()
-        await runner.cleanup()
 
 
 @web.middleware

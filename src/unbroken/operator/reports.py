@@ -22,7 +22,7 @@ from unbroken.errors import PeerError, WorldError
 from unbroken.kube.cache import Key
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import monotonic, pause, processor
-from unbroken.listener import Connections, Limits, admitted, bound
+from unbroken.listener import Limits, admitted, bound, serving
 from unbroken.log_lines import Log
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.agent_codec import encode_brief
@@ -228,14 +228,6 @@ async def serving_reports(
     except OSError as error:
         text = f"cannot serve reports at {options.host}:{options.port}: {error.strerror}"
         raise WorldError(f"{text}; choose another --reports-port") from error
-    runner = web.AppRunner(server.application(), handler_cancellation=True)
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, LIMITS)
-    try:
-        for socket in sockets:
-            connections.listen(socket)
-        yield f"http://{options.host}:{sockets[0].getsockname()[1]}{PATH}"
-    finally:
-        connections.close()
-        await runner.cleanup()
+    port = sockets[0].getsockname()[1]
+    async with serving(server.application(), sockets, LIMITS, handler_cancellation=True):
+        yield f"http://{options.host}:{port}{PATH}"

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from aiohttp import web
-
 from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.place import ClusterPlace
 from unbroken.core.page.history import MetricHistory
@@ -20,7 +18,7 @@ from unbroken.errors import SpecError, UnbrokenError, WorldError
 from unbroken.foreign_numbers import INT32_MAX, whole_number
 from unbroken.kube.client import KubeClient, TokenClients
 from unbroken.kube.clock import monotonic, pause, processor, wall
-from unbroken.listener import Connections, Limits, bound
+from unbroken.listener import Limits, bound, serving
 from unbroken.local.state import Paths, running
 from unbroken.log_lines import LastProblem, Log
 
@@ -323,20 +321,15 @@ def _for_one(pages: Pages, access: Access, turns: Turns, sockets: Any) -> PageSe
 async def _serving(server: PageServer, sockets: Any, limits: Limits = LIMITS) -> AsyncIterator[str]:
     """Answer browsers during the block; yield the address."""
     # A stream whose browser has left ends at once: nothing else ends it before its next change.
-    runner = web.AppRunner(
-        server.application(), shutdown_timeout=CLOSING_SECONDS, handler_cancellation=True
-    )
-    await runner.setup()
-    assert runner.server is not None
-    connections = Connections(runner.server, limits)
-    try:
-        for socket in sockets:
-            connections.listen(socket)
-        host, port = sockets[0].getsockname()[:2]
+    host, port = sockets[0].getsockname()[:2]
+    async with serving(
+        server.application(),
+        sockets,
+        limits,
+        shutdown_seconds=CLOSING_SECONDS,
+        handler_cancellation=True,
+    ):
         yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-    finally:
-        connections.close()
-        await runner.cleanup()
 
 
 def _port(sockets: Any) -> int:
