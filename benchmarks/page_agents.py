@@ -75,7 +75,7 @@ class Agent:
     began: float
 
     def report(self) -> bytes:
-        """What it reports now."""
+        """Return the report of now."""
         now = self.began if self.is_late else time.time()
         return (self.text % {"step": int(now / STEP_SECONDS) % 10**7, "sign": now}).encode()
 

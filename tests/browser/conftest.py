@@ -10,22 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.cli_calls import Cli
+from tests.cli.conftest import cli
 from tests.watching import PATIENCE_SECONDS, wait_until
+
+__all__ = ["Visitor", "browser", "cli"]
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "ui/node_modules/axe-core/axe.min.js"
 SCREENSHOTS = ROOT / "build/screenshots"
-
-
-@pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    """A cluster of two nodes."""
-    folder = tmp_path_factory.mktemp("page")
-    found = Cli(folder / "cluster", folder)
-    found.call("up", "--detach", "--nodes", "2")
-    yield found
-    found.take_away()
 
 
 @pytest.fixture

@@ -27,17 +27,22 @@ def start(cli: Cli, name: str) -> None:
     wait_until(lambda: cli.json("describe", name)["state"] == "Running")
 
 
+def opened(cli: Cli, browser: Any, name: str) -> tuple[Visitor, Any, Any]:
+    """Run a job and open its page; return the visitor, the page, and the dialog of its actions."""
+    start(cli, name)
+    visitor = Visitor(browser, cli.call("ui").stdout.strip())
+    visitor.page.get_by_role("link", name=name).click()
+    return visitor, visitor.page, visitor.page.get_by_role("dialog")
+
+
 def told(cli: Cli, name: str) -> list[str]:
-    """What the events of a job say about actions."""
+    """Return the messages of a job's events about actions."""
     events = cli.json("describe", name)["events"]
     return [one["message"] for one in events if one["reason"] == "ActionOnPage"]
 
 
 def test_a_job_is_restarted_suspended_and_resumed_on_its_page(cli: Cli, browser: Any) -> None:
-    start(cli, "acted")
-    visitor = Visitor(browser, cli.call("ui").stdout.strip())
-    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
-    page.get_by_role("link", name="acted").click()
+    visitor, page, dialog = opened(cli, browser, "acted")
 
     page.get_by_role("button", name="Restart").click()
     dialog.get_by_text("Restart the job's workers in their pods.").wait_for()
@@ -99,10 +104,7 @@ def test_a_node_is_drained_and_repaired_on_the_page_of_nodes(cli: Cli, browser: 
 
 
 def test_the_mode_of_a_detector_is_set_on_the_page(cli: Cli, browser: Any) -> None:
-    start(cli, "watched")
-    visitor = Visitor(browser, cli.call("ui").stdout.strip())
-    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
-    page.get_by_role("link", name="watched").click()
+    visitor, page, dialog = opened(cli, browser, "watched")
     page.get_by_text("8 detectors:").click()
     page.get_by_role("button", name="Set the mode of spike").click()
     dialog.get_by_label("Mode").select_option("act")
@@ -118,10 +120,7 @@ def test_the_mode_of_a_detector_is_set_on_the_page(cli: Cli, browser: Any) -> No
 
 
 def test_what_the_cluster_refuses_is_told_in_place(cli: Cli, browser: Any) -> None:
-    start(cli, "gone")
-    visitor = Visitor(browser, cli.call("ui").stdout.strip())
-    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
-    page.get_by_role("link", name="gone").click()
+    visitor, page, dialog = opened(cli, browser, "gone")
     page.get_by_role("button", name="Restart").click()
     cli.call("delete", "gone")
     dialog.get_by_role("button", name="Restart").click()
@@ -149,10 +148,7 @@ def test_a_browser_with_the_cookie_alone_may_only_look(cli: Cli, browser: Any) -
 
 
 def test_an_action_is_taken_and_cancelled_by_keyboard_alone(cli: Cli, browser: Any) -> None:
-    start(cli, "typed")
-    visitor = Visitor(browser, cli.call("ui").stdout.strip())
-    page, dialog = visitor.page, visitor.page.get_by_role("dialog")
-    page.get_by_role("link", name="typed").click()
+    visitor, page, dialog = opened(cli, browser, "typed")
     page.get_by_role("button", name="Restart").wait_for()
 
     def focus() -> str:

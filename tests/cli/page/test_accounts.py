@@ -27,7 +27,7 @@ from unbroken.operator.definitions import install
 
 @dataclass
 class Held:
-    """What holds a token, as the source of a person does."""
+    """A holder of a token, as the source of a person is."""
 
     account: Account
     problem: Exception | None = None
@@ -56,7 +56,7 @@ class People:
     held: list[weakref.ref[Held]] = field(default_factory=list)
 
     def alive(self) -> list[Held]:
-        """What is still held."""
+        """Return the tokens that are still held."""
         gc.collect()
         return [one for ref in self.held if (one := ref()) is not None]
 

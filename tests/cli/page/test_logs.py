@@ -52,7 +52,7 @@ class Api:
     silent: tuple[str, ...] = ()
     """Pods of a kubelet that begins an answer and sends no more."""
     asked: Counter[str] = field(default_factory=Counter)
-    """How often the log of each pod was asked for."""
+    """Number of requests for the log of each pod."""
     refuses_pods: bool = False
 
     async def job(self, request: web.Request) -> web.Response:

@@ -8,7 +8,7 @@ from unbroken.spec.nodes.kinds import CheckKind, CheckResult, Outcome
 
 
 def pair(one: str, other: str, speed: float | None) -> list[CheckResult]:
-    """What both nodes of a pair report; None: sums that were wrong."""
+    """Return the reports of both nodes of a pair; None: sums that were wrong."""
     outcome = Outcome.FAIL if speed is None else Outcome.PASS
     kind = CheckKind.CONNECTIVITY
     return [

@@ -107,7 +107,7 @@ def name_value(name: str, held: Sequence[_Held], losses: Iterable[LossCost]) -> 
 
 
 def copy_value(held: _Held) -> dict[str, Any]:
-    """Where the copies of a pod's ranks are."""
+    """The places of the copies of a pod's ranks."""
     return {
         "pod": held.pod,
         "node": held.node,
@@ -118,7 +118,7 @@ def copy_value(held: _Held) -> dict[str, Any]:
 
 
 def loss_value(cost: LossCost) -> dict[str, Any]:
-    """What one kind of loss would cost now."""
+    """The cost of one kind of loss now."""
     return {
         "loss": cost.loss.value,
         "source": cost.source.value,

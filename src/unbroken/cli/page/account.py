@@ -79,7 +79,7 @@ Right = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Rights:
-    """What the account may do, as Kubernetes said last."""
+    """The rights of the account, as Kubernetes said last."""
 
     known: dict[Right, tuple[bool, float]] = field(default_factory=dict)
     """Each with the time of the monotonic clock until which it counts."""

@@ -35,7 +35,7 @@ REVIEWS = "apis/authentication.k8s.io/v1/tokenreviews"
 TOKEN_CHARACTERS = 16 * 1024
 """Longest token."""
 WAY = "sign in again with its name"
-"""How a person gets to see other namespaces."""
+"""The way of a person to other namespaces."""
 NAMESPACES_MAX = 20
 """Namespaces that a person may name."""
 SESSION_SECONDS = 8 * 3600.0
@@ -76,7 +76,7 @@ class Person:
     name: str
     """The account as Kubernetes names it."""
     inner: Source | None
-    """What the person may read and do, which holds the token; None: the token is forgotten."""
+    """The person's reads and actions, which hold the token; None: the token is forgotten."""
     sessions: dict[bytes, float] = field(default_factory=dict)
     """By the hash of the cookie, the oldest first: time of the monotonic clock of its end."""
 

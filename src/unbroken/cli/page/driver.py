@@ -89,7 +89,7 @@ class Pages:
 
     @property
     def source(self) -> Source:
-        """What the server gives to the person."""
+        """The pages and actions of the person, for the server."""
         return Source(self.read, self.text, self.logs, self.act)
 
     async def read(self, path: tuple[str, ...]) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class SharedPage:
     names: tuple[str, ...] = ()
     """Host names by which browsers reach it by TLS, besides those of this machine."""
     operator: OperatorPlace | None = None
-    """Where the operators give reports of agents; None: there are no ranks, steps and curves."""
+    """Address of the operators, which give reports of agents; None: no ranks, steps and curves."""
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ Read = Callable[[tuple[str, ...]], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a person may read and do. People with the same source share computed contents."""
+    """The reads and actions of a person. People with the same source share computed contents."""
 
     read: Read
     text: Callable[[str, str, int], Awaitable[str]]
@@ -89,7 +89,7 @@ class Entrance(Protocol):
         ...
 
     def person(self, request: web.Request) -> str:
-        """The name of the person who has signed in; empty: people do not sign in here."""
+        """The name of the signed-in person; empty: people do not sign in here."""
         ...
 
     def is_own_host(self, host: str) -> bool:
@@ -101,7 +101,7 @@ class Entrance(Protocol):
         ...
 
     async def source(self, request: web.Request) -> Source | None:
-        """What the sender of a request may read and do; None: the sender is not known."""
+        """The reads and actions of the sender of a request; None: the sender is not known."""
         ...
 
     def refusal_to_act(self, request: web.Request) -> str:

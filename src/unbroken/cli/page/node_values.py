@@ -193,7 +193,7 @@ def result_value(result: CheckResult) -> dict[str, Any]:
 
 
 def past_values(name: str, pasts: NodePasts, *, is_local: bool) -> dict[str, Any]:
-    """What the metrics of a node say: over time, and of each GPU now."""
+    """The metrics of a node: over time, and of each GPU now."""
     now, gpus = pasts.look, list[Gpu]()
     if not is_local:
         gpu_note, machine_note = UNREACHED, ""

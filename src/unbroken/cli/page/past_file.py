@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS points (
 
 
 class _Saved(NamedTuple):
-    """What the file has of a job."""
+    """The past of a job in the file."""
 
     seconds: float
     names: tuple[str, ...]

@@ -61,7 +61,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlace:
-    """Where the operators serve reports, and the file of the token that they accept."""
+    """The address at which operators serve reports, and the file of the token for them."""
 
     host: str
     port: int

@@ -93,7 +93,7 @@ TYPES = {
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SOURCE = web.RequestKey("source", Source)
-"""What the sender of a request may read and do."""
+"""The reads and actions of the sender of a request."""
 
 
 @dataclass(slots=True)

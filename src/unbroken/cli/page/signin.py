@@ -96,7 +96,7 @@ class SignIn:
         return "" if found is None else found.name
 
     async def source(self, request: web.Request) -> Source | None:
-        """What the person of a session may read and do; None: there is no such session."""
+        """The reads and actions of the person of a session; None: there is no such session."""
         found = self._accounts.person(request.cookies.get(self._cookie(request), ""))
         return None if found is None else found.source
 

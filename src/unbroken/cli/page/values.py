@@ -84,11 +84,11 @@ class JobPast:
     agents: Mapping[str, AgentReport] = field(default_factory=dict)
     """Newest reports, by name of the pod."""
     asked_at: float = float("-inf")
-    """When these were asked for."""
+    """Time at which these were asked for."""
     asked_seconds: float = 0.0
-    """How long it took until all had answered."""
+    """Seconds until all had answered."""
     shown_at: float = float("-inf")
-    """When the job's page was read last."""
+    """Time at which the job's page was read last."""
     job: Object = field(default_factory=dict)
     """The job as its page showed it."""
     pods: Sequence[Object] = ()
@@ -362,7 +362,7 @@ def snapshots_value(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loss_row(lost: object, steps: object, source: object) -> dict[str, Any]:
-    """What one kind of loss would cost now."""
+    """The cost of one kind of loss now."""
     return {"lost": lost, "stepsText": str(steps), "sourceText": source}
 
 

@@ -72,7 +72,7 @@ def steps_apart(step_seconds: Iterable[float | None], asked_seconds: float = 0.0
 
 
 class RankSigns(NamedTuple):
-    """What is compared of a rank with the others. None: not known."""
+    """Values of a rank that are compared with the others. None: not known."""
 
     phase: str
     step: int | None

@@ -114,7 +114,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the metrics say at a moment."""
+    """The values of all metrics at one moment."""
 
     gpus: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
     """By node."""

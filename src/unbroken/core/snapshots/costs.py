@@ -17,7 +17,7 @@ from unbroken.wire.agent import SnapshotState
 
 
 class LossKind(Enum):
-    """What is lost."""
+    """The part of the job that is lost."""
 
     WORKER = "worker"
     RANK_0 = "rank 0"
@@ -26,7 +26,7 @@ class LossKind(Enum):
 
 
 class Source(Enum):
-    """Where the state of the lost ranks comes from."""
+    """Source of the state of the lost ranks."""
 
     MEMORY = "memory"
     REPLICA = "replica"
