@@ -11,18 +11,16 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import random
 import statistics
 import time
 from typing import Any
 
 import torch
 from arguments import count
+from recovery_launch import free_port
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from train_step import DEFAULTS, build, learn
-
-from unbroken.agent.workers import facts
 
 PARTS = ("join", "build", "ddp", "first step", "second step")
 UNCOUNTED = 2
@@ -65,9 +63,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=count, default=DEFAULTS["parameters"])
     parser.add_argument("--rounds", type=count, default=20)
     options = parser.parse_args()
-    source, ports = random.Random(), list[int]()
-    for _ in range(options.rounds + UNCOUNTED):
-        ports.append(facts.free_port(ports, source))
+    ports = [free_port() for _ in range(options.rounds + UNCOUNTED)]
     os.environ["WORLD_SIZE"] = str(options.ranks)
     context = multiprocessing.get_context("fork")
     meet, results = context.Barrier(options.ranks), context.Queue()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +25,7 @@ from typing import ClassVar
 from recovery_records import Recovery
 from recovery_watch import Watch, Worker
 
-from unbroken.agent.workers import facts
+from unbroken.agent.ports import hold_port
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 RESTARTS_MAX = 1_000_000
@@ -86,7 +86,8 @@ class Setting:
 
 def free_port() -> int:
     """Return a port that is free now and outside the kernel's ephemeral range."""
-    return facts.free_port((), random.Random())
+    with closing(hold_port((), random.Random())) as held:
+        return held.number
 
 
 def parent(pid: int) -> int:

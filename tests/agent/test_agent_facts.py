@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 
 from unbroken.agent.workers import facts, lineage
 from unbroken.agent.workers.environment import RankTable, merge
-from unbroken.errors import WorldError
 from unbroken.wire.agent import StartCommand
 
 
@@ -56,21 +53,6 @@ def test_error_files_are_bounded(tmp_path: Path) -> None:
     assert facts.error_file(str(tmp_path)) == ""
     (tmp_path / "error.json").write_bytes(b"\xff" * 10**6)
     assert len(facts.error_file(str(tmp_path))) == facts.ERROR_FILE_BYTES_MAX
-
-
-def test_a_port_is_free_at_every_address_and_never_offered_twice() -> None:
-    seen: set[int] = set()
-    for seed in range(50):
-        port = facts.free_port(seen, random.Random(seed))
-        assert facts.FIRST_PORT <= port <= facts.LAST_PORT
-        assert port not in seen
-        seen.add(port)
-    first = facts.free_port((), random.Random(7))
-    for address in ("127.0.0.1", "0.0.0.0"):
-        with socket.create_server((address, first)):
-            assert facts.free_port((), random.Random(7)) != first
-    with pytest.raises(WorldError, match="no free port"):
-        facts.free_port(range(65536), random.Random(0))
 
 
 def command(**changes: object) -> StartCommand:

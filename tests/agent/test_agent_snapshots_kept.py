@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,18 @@ import pytest
 from tests.agent.ipc_clients import RAW
 from tests.agent.running import SLEEPER, Running, linked, program, running, start, stop
 from tests.agent.snapshot_clients import SAVES, path, slot, until
-from unbroken.agent.workers.facts import free_port
+from unbroken.agent.ports import OfferedPorts
 from unbroken.wire.agent import AgentState
 
 pytestmark = pytest.mark.slow
+ports = OfferedPorts()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_ports() -> Iterator[None]:
+    yield
+    ports.close()
+
 
 TRAIN = """
 import json, os, signal, torch
@@ -118,7 +126,7 @@ async def test_who_is_left_divides_what_it_has_of_all_ranks(tmp_path: Path) -> N
 
     async def scenario(lost: Running, left: Running) -> None:
         places = [f"127.0.0.1:{one.port}" for one in (lost, left)]
-        port = free_port((), random.Random())
+        port = ports.next(None)
         async with linked(lost) as first, linked(left) as second:
             both = {"nnodes": 2, "master_port": port}
             first.send(start(0, **both, buddy=places[1]))
@@ -128,7 +136,7 @@ async def test_who_is_left_divides_what_it_has_of_all_ranks(tmp_path: Path) -> N
             lost.process.kill()
             second.send(stop(0))
             await second.state(AgentState.READY)
-            second.send(start(1, master_port=free_port((), random.Random())))
+            second.send(start(1, master_port=ports.next(None)))
             await second.workers(1)
 
     folders = [tmp_path / name for name in ("lost", "left")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.agent.workers.facts import free_port
+from unbroken.agent.ports import OfferedPorts
 
 pytestmark = pytest.mark.slow
 RUN = Path(__file__).parents[2] / "benchmarks/gpu/run.py"
@@ -60,7 +59,8 @@ def aborted(size: int, folder: Path) -> list[dict[str, Any]]:
     """Return the reports of the ranks."""
     script = folder / "ranks.py"
     script.write_text(ABORT)
-    ports = [str(free_port((), random.Random())), str(free_port((), random.Random()))]
+    offered = OfferedPorts()
+    ports = [str(offered.next(None)), str(offered.next(None))]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(size), *ports],
@@ -77,6 +77,7 @@ def aborted(size: int, folder: Path) -> list[dict[str, Any]]:
     finally:
         for one in ranks:
             one.kill()
+        offered.close()
     return found
 
 

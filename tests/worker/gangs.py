@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import random
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.watching import PATIENCE_SECONDS
-from unbroken.agent.workers.facts import free_port
+from unbroken.agent.ports import OfferedPorts
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, VARIABLE, Frames, encode
 
 RANKS = Path(__file__).with_name("restart_ranks.py")
@@ -100,7 +99,8 @@ class Gang:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self.order: dict[str, Any] = {"action": "reduce"}
-        self.port = free_port((), random.Random())
+        self.ports = OfferedPorts()
+        self.port = self.ports.next(None)
 
     def start(self, *ranks: int, **order: Any) -> None:
         """Start all ranks, or some; `order` stays in force for all later attempts."""
@@ -137,7 +137,7 @@ class Gang:
 
     def resume(self, survivors: Sequence[int], lost: Sequence[int]) -> None:
         """Start the next attempt."""
-        self.attempt, self.port = self.attempt + 1, free_port((), random.Random())
+        self.attempt, self.port = self.attempt + 1, self.ports.next(None)
         for rank in lost:
             self._start(rank)
         for rank in survivors:
@@ -175,6 +175,7 @@ class Gang:
         self._reader.join()
         self._lines.close()
         self.socket.close()
+        self.ports.close()
 
     def _start(self, rank: int) -> None:
         order = {**self.order, "environ": self._environ(rank)}

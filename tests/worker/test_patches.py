@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from tests.watching import PATIENCE_SECONDS
 from tests.worker.gangs import Socket
 from tests.worker.templates import BOOT
-from unbroken.agent.workers.facts import free_port
+from unbroken.agent.ports import OfferedPorts
 from unbroken.spec.keys import IN_PROCESS
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, STUCK_CODE, VARIABLE
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
@@ -28,6 +27,13 @@ PROGRAM = Path(__file__).with_name("patched.py")
 UNSEEN = "names of hosts in torch's log"
 """A patch that torch does not show: whether it looks up names of hosts."""
 ERROR_HANDLING = "environment variable TORCH_NCCL_ASYNC_ERROR_HANDLING"
+ports = OfferedPorts()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_ports() -> Iterator[None]:
+    yield
+    ports.close()
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def agent() -> Iterator[Socket]:
 def worker(agent: Socket, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     """Start the only rank of a job."""
     values = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(free_port((), random.Random())), "JOB_RESTART_COUNT": "0",
+              "MASTER_PORT": str(ports.next(None)), "JOB_RESTART_COUNT": "0",
               VARIABLE: agent.path, **variables}  # fmt: skip
     environ = {name: value for name, value in os.environ.items() if name != IN_PROCESS_VARIABLE}
     return subprocess.Popen(

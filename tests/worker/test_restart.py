@@ -97,8 +97,7 @@ def test_a_fault_right_after_the_start_begins_again(three: Gang) -> None:
     three.until("runs")
     three.kill(2)
     three.fault(0, 1)
-    three.arrive(0, 1)
-    ended: list[int] = []
+    ended = three.arrive(0, 1)
     for _ in range(20):
         # Nobody takes the place of rank 2: the others wait in their stores and groups.
         three.resume([rank for rank in (0, 1) if rank not in ended], ended)

@@ -72,7 +72,7 @@ from unbroken.wire.observation import CollectCommand, Evidence
 
 from .options import LaunchOptions
 from .peers import PeerQuestions
-from .workers import facts
+from .ports import OfferedPorts
 from .workers.environment import DIRECTORY, DIRECTORY_VARIABLE, RankTable
 from .workers.expiry import Expiry
 from .workers.keeper import boot_seconds
@@ -82,7 +82,6 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-PORTS_REMEMBERED = 1000
 PORT_RETRY_SECONDS = 1.0
 """Seconds from a search that found no free port to the next one."""
 HOLD_SECONDS = 2.0
@@ -172,8 +171,7 @@ class Driver:
             SnapshotMessages(options.nproc, key, self._keep, self._restate),
         )
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
-        self._random = random.Random()
-        self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
+        self._ports = OfferedPorts()
         self._is_spare = True
         self._inbox: collections.deque[AgentEvent] = collections.deque()
         self._is_stepping = False
@@ -224,6 +222,7 @@ class Driver:
         await self._server.close()
         self._conversation.close()
         self._processes.close()
+        self._ports.close()
         return code
 
     async def _prepare(self, port: int) -> None:
@@ -439,10 +438,8 @@ class Driver:
             self._server.stop_listening()
 
     def _offer_port(self, used: int | None = None) -> None:
-        if used is not None:
-            self._offered.append(used)
         try:
-            port = facts.free_port(self._offered, self._random)
+            port = self._ports.next(used)
         except WorldError as error:
             # Without a port this agent starts no further attempt.
             log.warning(
@@ -452,7 +449,6 @@ class Driver:
             )
             self._loop.call_later(PORT_RETRY_SECONDS, self._offer_port)
             return
-        self._offered.append(port)
         self.feed(PortFound(port))
 
     def _keeper_ended(self, keeper: int) -> None:

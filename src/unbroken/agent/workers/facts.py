@@ -11,20 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
-import socket
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken.errors import WorldError
 from unbroken.log_lines import Log
 
 ERROR_FILE_BYTES_MAX = 256 * 1024
 SHARED_MEMORY_FREE_MIN = 64 * 1024
-FIRST_PORT, LAST_PORT = 20_000, 29_999
-"""Below Kubernetes' node ports (30000-32767) and Linux' default ephemeral range (from 32768)."""
 
 
 def oom_kills(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -102,39 +97,6 @@ def _regular(path: str, flags: int) -> int:
         os.close(handle)
         raise OSError(f"{path} is no regular file")
     return handle
-
-
-def free_port(taken: Collection[int], source: random.Random) -> int:
-    """Return a port on which nothing listens at any address, and which is not in `taken`. Raises
-    WorldError."""
-    for _ in range(1000):
-        port = source.randint(FIRST_PORT, min(LAST_PORT, _ephemeral() - 1))
-        if port not in taken and _can_bind(port):
-            return port
-    raise WorldError(f"no free port between {FIRST_PORT} and {LAST_PORT}")
-
-
-def _ephemeral() -> int:
-    try:
-        first = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
-    except OSError:
-        return LAST_PORT + 1
-    return int(first) if int(first) > FIRST_PORT else LAST_PORT + 1
-
-
-def _can_bind(port: int) -> bool:
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                if family is socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-        except OSError:
-            # A host without IPv6 cannot answer, and does not need to.
-            if family is socket.AF_INET:
-                return False
-            return not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6")
-    return True
 
 
 log = Log(__name__)
