@@ -261,6 +261,11 @@ snapshots[].losses | object[] | what each kind of loss would cost now
 snapshots[].losses[].loss | text | `worker`, `rank 0`, `node` or `node and its buddy`
 snapshots[].losses[].source | text | `memory`, `replica`, `buddy`, `checkpoint` or `nothing`
 snapshots[].losses[].resumeStep | integer? | step before the next one; null: training begins anew
+shortages | object[] | pods whose memory has no room for snapshots or copies of all their ranks
+shortages[].pod | text | name of the pod
+shortages[].node | text | name of its node
+shortages[].missingBytes | integer | memory that is missing for snapshots; 0: none, they are kept
+shortages[].copiesMissingBytes | integer | memory that is missing for copies; 0: none, they are kept
 snapshots[].lines | text[] | size, cost and copies in words
 snapshots[].losses[].lost | text | what is lost
 snapshots[].losses[].stepsText | text | steps to make again; none: no step

@@ -49,6 +49,7 @@ def test_two_agents_never_offer_one_port() -> None:
             other.bind(("127.0.0.1", first.number))
 
 
+@pytest.mark.slow
 def test_a_store_of_torch_listens_at_a_port_that_is_held() -> None:
     pytest.importorskip("torch")
     with closing(hold_port((), random.Random())) as held:

@@ -17,6 +17,7 @@ from unbroken.agent.snapshots.slots import (
     available_bytes,
     middle,
 )
+from unbroken.errors import WorldError
 from unbroken.wire.agent import RECEIPT_CHARACTERS
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_OPEN, SNAPSHOT_SAVED, SNAPSHOT_USED
 from unbroken.wire.snapshot import ABSENT, Header, digest, slot_bytes, write
@@ -130,8 +131,9 @@ def test_what_was_restored_lets_the_rest_go(memory: Memory) -> None:
 
 
 def test_memory_is_promised_once(memory: Memory) -> None:
-    size = ROOM // 2 + 4096
+    size = ROOM // 3
     memory.open(0, 0, bytes=size)
+    memory.room -= ROOM // 2  # training has taken it since
     refused = memory.ask(SNAPSHOT_OPEN, slot=1, bytes=size)["error"]
     assert "raise the pod's memory limit" in refused
     memory.room += ROOM
@@ -139,6 +141,60 @@ def test_memory_is_promised_once(memory: Memory) -> None:
     # A new request for the same slot gives the old one back first.
     memory.room = SPARE_BYTES + 2 * size
     memory.open(0, 1, bytes=size)
+
+
+def test_without_room_for_three_states_of_each_rank_none_is_kept() -> None:
+    """Two states have room, the third of a restart has none: then its first save was the last."""
+    size, memory = slot_bytes(100), Memory()
+    memory.agent = SnapshotSlots(lambda: memory.room, nproc=4)
+    memory.room = SPARE_BYTES + 12 * size - 5000
+    for rank in range(4):
+        refused = memory.ask(SNAPSHOT_OPEN, rank=rank, slot=0, bytes=size)["error"]
+        assert "3 states of each rank, and 5 kB are missing" in refused
+    assert memory.agent.missing == 5000
+    memory.room += 5000
+    for rank in range(4):
+        for slot in (0, 1):
+            memory.open(0, slot, rank=rank, bytes=size)
+    assert memory.agent.missing == 0
+    memory.agent.close()
+
+
+def test_a_job_with_room_for_three_states_saves_in_each_of_its_attempts(memory: Memory) -> None:
+    size = slot_bytes(100)
+    memory.room = SPARE_BYTES + 3 * size
+    for attempt in range(4):
+        for slot in (0, 1):
+            fd = memory.open(attempt, slot)
+            os.posix_fallocate(fd, 0, size)
+            memory.room -= size  # as the kernel says it
+            memory.save(fd, attempt, slot, 10 * attempt + slot)
+            if attempt and slot:
+                memory.room += size  # that of the attempt before
+        memory.ask(SNAPSHOT_USED, attempt=attempt + 1, from_attempt=attempt, step=10 * attempt)
+        memory.room += size
+        assert memory.found(attempt + 1) == [(attempt, 10 * attempt)]
+
+
+def test_copies_take_no_memory_of_planned_slots() -> None:
+    size, memory = slot_bytes(100), Memory()
+    memory.agent.has_buddy = True
+    memory.room = SPARE_BYTES + 7 * size
+    memory.open(0, 0, bytes=size)
+    held = [memory.agent.memory.take_copy("copy", size) for _ in range(4)]
+    with pytest.raises(WorldError, match="beside the snapshots"):
+        memory.agent.memory.take_copy("copy", size)
+    memory.open(0, 1, bytes=size)
+    with pytest.raises(WorldError, match="beside the snapshots"):
+        memory.agent.memory.take_copy("copy", size)
+    for file in held:
+        memory.agent.memory.give_back(file)
+    memory.room -= 2000
+    memory.agent.begin(1)
+    memory.open(1, 0, bytes=size)
+    with pytest.raises(WorldError, match="copies of snapshots: 2 kB are missing"):
+        memory.agent.memory.take_copy("copy", size)
+    memory.agent.close()
 
 
 @pytest.mark.parametrize(

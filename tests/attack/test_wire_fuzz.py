@@ -263,7 +263,7 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
     worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm", 1.7e9)
     state = SnapshotState(0, "training", 7, 1000, 0.5, 6, 6, "0-1")
     report = replace(
-        a_report(1), snapshots=SnapshotReport((state,), "10.0.0.2:8080", 1.5e9, 4000),
+        a_report(1), snapshots=SnapshotReport((state,), "10.0.0.2:8080", 1.5e9, 4000, 1, 2),
         workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
         message="m", kept=(1, 2), restart_mode="ipr", imports=3, lease_seconds=8.0, unvouched=4,
         unreached="10.0.0.1:8080", has_ended=True,

@@ -10,6 +10,8 @@ from unbroken.cli.job.snapshots import (
     loss_rows,
     milliseconds,
     most_behind,
+    shortage_lines,
+    shortage_values,
     snapshot_lines,
     snapshot_values,
 )
@@ -83,6 +85,32 @@ def test_a_large_job_shows_the_pods_that_are_most_behind() -> None:
     assert shown[0] == "copy of pod-0 (node-0): at pod-1, 9 steps behind"
     assert "copies of 5 more pods: less behind" in list(snapshot_lines(found))
     assert [one["stepsBehind"] for one in most_behind(found["copies"])] == list(range(9, 0, -1))
+
+
+def short(number: int, **missing: int) -> AgentReport:
+    """An agent whose pod has no room for something."""
+    one = report(number, "")
+    assert one.snapshots is not None
+    return replace(one, snapshots=replace(one.snapshots, **missing))
+
+
+def test_pods_without_room_are_named_with_what_is_missing() -> None:
+    pods = [pod(number) for number in range(9)]
+    kept = {"pod-0": report(0, ""), "pod-1": replace(report(1, ""), snapshots=None)}
+    assert shortage_values(pods, kept) == []
+    one = {"pod-1": short(1, missing_bytes=3_200_000_000), "pod-2": short(2, copies_missing_bytes=7)}
+    found = shortage_values(pods, kept | one)
+    assert found[0] == {
+        "pod": "pod-1", "node": "node-1", "missingBytes": 3_200_000_000, "copiesMissingBytes": 0
+    }  # fmt: skip
+    assert list(shortage_lines(found)) == [
+        "no snapshots in pod-1 (node-1): 3.2 GB of memory are missing",
+        "no copies in pod-2 (node-2): 7 bytes of memory are missing",
+    ]
+    many = {f"pod-{n}": short(n, missing_bytes=1000 * (n + 1)) for n in range(9)}
+    lines = list(shortage_lines(shortage_values(pods, many)))
+    assert lines[0] == "no snapshots in pod-8 (node-8): 9 kB of memory are missing"
+    assert lines[-1] == "no snapshots in 5 more pods: less is missing"
 
 
 def test_sizes_and_times_have_few_digits() -> None:

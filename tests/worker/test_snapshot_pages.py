@@ -82,6 +82,6 @@ def test_a_slot_that_was_taken_too_small_is_taken_again() -> None:
 
 
 def test_what_is_refused_ahead_is_refused_when_it_is_needed() -> None:
-    room = iter([PLENTY, 0, 0, PLENTY])
+    room = iter([PLENTY, PLENTY, 0, 0, PLENTY])  # to plan, and for each slot
     kept, asked = saved(SnapshotSlots(lambda: next(room)), 3)
     assert (kept, asked) == ([True, False, True], [0, 1, 1, 1])

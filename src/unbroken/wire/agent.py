@@ -240,6 +240,10 @@ class SnapshotReport:
     """Rate at which snapshots reach the buddy, the median of the last ones; None: none did."""
     memory_bytes: Natural = 0
     """Memory of the node that snapshots take: slots, and copies of its own and of other ranks."""
+    missing_bytes: Natural = 0
+    """Memory that is missing for snapshots of all ranks, so that this pod saves none; 0: none."""
+    copies_missing_bytes: Natural = 0
+    """Memory that is missing for copies of all ranks, so that this pod has none; 0: none."""
 
 
 class RuleState(Enum):

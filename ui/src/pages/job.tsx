@@ -153,7 +153,9 @@ export function Job({ page }: { page: JobPage }) {
                 <li key={index}>{line}</li>
               ))}
             </ul>
-            <Table label={`What a loss would cost now: ${one.name}`} columns={LOSSES} rows={one.losses} />
+            {one.losses.length > 0 && (
+              <Table label={`What a loss would cost now: ${one.name}`} columns={LOSSES} rows={one.losses} />
+            )}
           </Card>
         ))}
         <Card title="Pods" id="pods" wide>

@@ -191,7 +191,7 @@ class BuddyCopies:
         new one, but not its last two."""
         while True:
             try:
-                return self._memory.take(f"unbroken-copy-{key[1]}", size)
+                return self._memory.take_copy(f"unbroken-copy-{key[1]}", size)
             except WorldError as error:
                 kept = self._kept.get(key, {})
                 if len(kept) <= KEPT:

@@ -62,7 +62,7 @@ class SnapshotMessages:
         """Prepare for an attempt that is about to start."""
         self._command = command
         if self._snapshots is not None:
-            self._snapshots.begin(command.attempt)
+            self._begin(self._snapshots, command)
         if self._replication is not None:
             self._replication.begin(command)
         if self._receipts:
@@ -78,7 +78,7 @@ class SnapshotMessages:
     def _saved(self) -> SnapshotReport | None:
         """Return what the report says about saves of the running attempt; None: there are none."""
         snapshots, copies = self._snapshots, self._replication
-        if snapshots is None or not snapshots.states:
+        if snapshots is None or not (snapshots.states or snapshots.missing):
             return None
         from .slots import middle
 
@@ -100,6 +100,8 @@ class SnapshotMessages:
             buddy="" if self._command is None else self._command.buddy,
             bytes_per_second=None if copies is None else copies.bytes_per_second(),
             memory_bytes=snapshots.memory.taken_bytes(),
+            missing_bytes=snapshots.missing,
+            copies_missing_bytes=snapshots.memory.copies_missing,
         )
 
     def _copies_changed(self, ranks: Collection[int]) -> None:
@@ -126,13 +128,18 @@ class SnapshotMessages:
                 self._replication.begin(self._command)
         return self._replication
 
+    @staticmethod
+    def _begin(snapshots: SnapshotSlots, command: StartCommand) -> None:
+        snapshots.has_buddy = bool(command.buddy)
+        snapshots.begin(command.attempt)
+
     def _memory(self) -> SnapshotSlots:
         if self._snapshots is None:
             from .slots import SnapshotSlots
 
-            self._snapshots = SnapshotSlots()
+            self._snapshots = SnapshotSlots(nproc=self._nproc)
             if self._command is not None:
-                self._snapshots.begin(self._command.attempt)
+                self._begin(self._snapshots, self._command)
         return self._snapshots
 
     def _answer(self, connection: Connection, message: Mapping[str, Any]) -> None:

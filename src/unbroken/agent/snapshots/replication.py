@@ -154,7 +154,7 @@ class OwnCopies:
             if file.size == size:
                 self._spare.remove(file)
                 return file
-        return self._memory.take("unbroken-held", size)
+        return self._memory.take_copy("unbroken-held", size)
 
     def release(self, file: MemoryFile) -> None:
         """Release memory that is not needed now, and that nothing writes into."""

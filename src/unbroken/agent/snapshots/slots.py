@@ -7,8 +7,9 @@ ones are noted, and only those are ever offered. A slot of an older attempt goes
 has saved twice in a newer one. Then all ranks have saved once, as they train in step. It also goes
 when a rank reports which slot it restored.
 
-The memory is within the machine's and its group's limits. Nothing is promised twice: memory that
-was given and is not filled yet counts as taken.
+The memory is within the machine's and its group's limits. It is planned when a rank saves first in
+an attempt (`core/snapshots/memory.py`). Nothing is promised twice: memory that was given and is not
+filled yet counts as taken.
 
 The kernel frees a file's pages while its last descriptor is closed, at 6 GB/s on one machine. A
 thread waits for that: an agent that is silent for seconds is taken for lost.
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.agent.side_thread import SideThread
+from unbroken.core.snapshots.memory import SLOT_STATES, Key, memory_plan
+from unbroken.core.wording import size_text
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.log_lines import Log
 from unbroken.wire.agent import RECEIPT_CHARACTERS
@@ -69,11 +72,26 @@ class SnapshotMemory:
         self._available = available or available_bytes
         self._files: set[MemoryFile] = set()
         self._closing = Closing()
+        self.reserved: Callable[[], int] = lambda: 0
+        """Returns the bytes of which copies take none: those of slots that are planned."""
+        self.copies_missing = 0
+        """Bytes that are missing for copies, so that there are none; 0: there is room."""
 
     def room(self) -> int:
         """Return the bytes that may still be promised."""
         promised = sum(file.pending_bytes() for file in self._files)
         return max(0, self._available() + self._closing.bytes - promised - SPARE_BYTES)
+
+    def take_copy(self, name: str, size: int) -> MemoryFile:
+        """Return a new file for a copy. Raises WorldError if there is no room beside slots."""
+        if self.copies_missing:
+            raise WorldError(
+                f"no memory for copies of snapshots: {size_text(self.copies_missing)} are missing; "
+                "raise the pod's memory limit by that"
+            )
+        if size > self.room() - self.reserved():
+            raise WorldError(f"no memory for a copy of {size} bytes beside the snapshots")
+        return self.take(name, size)
 
     def take(self, name: str, size: int) -> MemoryFile:
         """Return a new file. Raises WorldError if there is no room."""
@@ -230,8 +248,6 @@ class SlotAnswer:
     fds: list[int] = field(default_factory=list)
 
 
-Key = tuple[str, int]
-"""Name of the snapshot, and rank."""
 Point = tuple[int, int]
 """Attempt and step."""
 
@@ -251,8 +267,18 @@ class SavedState:
 class SnapshotSlots:
     """All slots of one agent; call `close` when it ends."""
 
-    def __init__(self, available: Callable[[], int] | None = None) -> None:
-        self.memory = SnapshotMemory(available)
+    def __init__(self, available: Callable[[], int] | None = None, nproc: int = 1) -> None:
+        """`nproc`: ranks of the agent."""
+        self.memory, self._nproc = SnapshotMemory(available), nproc
+        self.memory.reserved = self._reserved
+        self.has_buddy = False
+        """True if another agent keeps copies, and this one keeps another's."""
+        self.missing = 0
+        """Bytes that are missing for slots, so that nothing is saved; 0: there is room."""
+        self._sizes: dict[Key, int] = {}
+        """Size of one slot of each rank, in the newest attempt that has saved."""
+        self._planned = -1
+        """That attempt."""
         self.on_saved: Callable[[Key, SlotFile, int], None] | None = None
         """Called for each whole snapshot of the running attempt."""
         self._slots: dict[Key, list[SlotFile]] = {}
@@ -269,6 +295,7 @@ class SnapshotSlots:
         self._newest = attempt
         self._saves.clear()
         self.states.clear()
+        self.missing = 0
         for slot in (one for slots in self._slots.values() for one in slots):
             slot.freeze()
 
@@ -325,9 +352,36 @@ class SnapshotSlots:
             raise WorldError(f"an agent keeps snapshots of {NAMES_MAX} names")
         # The worker asks for a slot again when the old one has become too small.
         self._free(key, lambda slot: (slot.attempt, slot.index) == (attempt, index))
+        self._plan(key, size)
         slot = SlotFile(attempt, index, self.memory.take(f"unbroken-{key[1]}-{index}", size))
         self._slots.setdefault(key, []).append(slot)
         return SlotAnswer({}, [slot.file.fd])
+
+    def _plan(self, key: Key, size: int) -> None:
+        """Plan the memory for all ranks, if it is not planned for a slot of this size yet. Raises
+        WorldError if slots have no room."""
+        known = self._sizes if self._planned == self._newest else {}
+        if size <= known.get(key, 0):
+            return
+        sizes = known | {key: size}
+        plan = memory_plan(sizes, self._nproc, has_buddy=self.has_buddy)
+        room = self.memory.room()
+        self.missing = plan.slots_missing(room + self._slot_bytes())
+        if self.missing:
+            raise WorldError(
+                f"no memory for snapshots: {size_text(plan.slots)} are needed, {SLOT_STATES} "
+                f"states of each rank, and {size_text(self.missing)} are missing; raise the pod's "
+                "memory limit by that"
+            )
+        self._sizes, self._planned = sizes, self._newest
+        self.memory.copies_missing = plan.copies_missing(room + self.memory.taken_bytes())
+
+    def _reserved(self) -> int:
+        plan = memory_plan(self._sizes, self._nproc, has_buddy=self.has_buddy)
+        return max(0, plan.slots - self._slot_bytes())
+
+    def _slot_bytes(self) -> int:
+        return sum(slot.file.size for slots in self._slots.values() for slot in slots)
 
     def _saved(self, key: Key, attempt: int, index: int, step: int) -> SlotAnswer:
         slots = self._slots.get(key, [])

@@ -19,7 +19,15 @@ from .dead_nodes import fence_waits
 from .detectors import detector_values, promotion
 from .explain import as_value
 from .resumed import Resumed, any_job
-from .snapshots import LOSS_TITLES, UNREACHED, loss_rows, snapshot_lines, snapshot_values
+from .snapshots import (
+    LOSS_TITLES,
+    UNREACHED,
+    loss_rows,
+    shortage_lines,
+    shortage_values,
+    snapshot_lines,
+    snapshot_values,
+)
 from .views import (
     advised,
     first_line,
@@ -76,6 +84,7 @@ async def describe(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
         "waiting": [*wait_lines(job, shown), *await fence_waits(cluster, pods)],
         "goodput": goodput_value(goodput_of(job, incidents, wall())),
         "snapshots": snapshot_values(shown, agents),
+        "shortages": shortage_values(shown, agents),
         "unreached": UNREACHED if cluster.place.paths is None else "",
         "detectors": detector_values(job),
         "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
@@ -152,6 +161,9 @@ def _show_snapshots(found: dict[str, Any]) -> None:
     """Print what snapshots cost and save, or why that is not known."""
     if found["unreached"] and found["state"] == "Running":
         print(f"\nsnapshots:\n  {found['unreached']}")
+    if found["shortages"]:
+        print("\nmemory of snapshots:")
+        print("\n".join(f"  {line}" for line in shortage_lines(found["shortages"])))
     for one in found["snapshots"]:
         print("\nsnapshots:")
         print("\n".join(f"  {line}" for line in snapshot_lines(one)))

@@ -59,6 +59,35 @@ def snapshot_values(
     return result
 
 
+def shortage_values(
+    pods: Sequence[Mapping[str, Any]], agents: Mapping[str, AgentReport]
+) -> list[dict[str, Any]]:
+    """Return the pods whose memory has no room for snapshots or copies, as JSON."""
+    found = ((pod, agents.get(str(pod["name"]))) for pod in pods)
+    told = ((pod, report.snapshots) for pod, report in found if report and report.snapshots)
+    return [
+        {
+            "pod": str(pod["name"]),
+            "node": str(pod["node"]),
+            "missingBytes": saved.missing_bytes,
+            "copiesMissingBytes": saved.copies_missing_bytes,
+        }
+        for pod, saved in told
+        if saved.missing_bytes or saved.copies_missing_bytes
+    ]
+
+
+def shortage_lines(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield lines about the pods of `shortage_values`, those first that are short of most."""
+    for what, key in (("snapshots", "missingBytes"), ("copies", "copiesMissingBytes")):
+        pods = sorted((one for one in found if one[key]), key=lambda one: -one[key])
+        for one in pods[:COPIES_SHOWN]:
+            size = size_text(one[key])
+            yield f"no {what} in {one['pod']} ({one['node']}): {size} of memory are missing"
+        if pods[COPIES_SHOWN:]:
+            yield f"no {what} in {counted(len(pods) - COPIES_SHOWN, 'more pod')}: less is missing"
+
+
 class _Held:
     """Snapshots of one name in one pod."""
 

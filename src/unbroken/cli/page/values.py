@@ -25,7 +25,13 @@ from unbroken.cli.job.detectors import detector_values
 from unbroken.cli.job.explain import as_value, numbered
 from unbroken.cli.job.jobs import job_values
 from unbroken.cli.job.resumed import event_values, events_of, resumed_jobs, summary
-from unbroken.cli.job.snapshots import loss_rows, snapshot_lines, snapshot_values
+from unbroken.cli.job.snapshots import (
+    loss_rows,
+    shortage_lines,
+    shortage_values,
+    snapshot_lines,
+    snapshot_values,
+)
 from unbroken.cli.job.story import because_text, cost_text, sign_text, story, unseen, without_blame
 from unbroken.cli.job.views import (
     goodput_of,
@@ -68,6 +74,8 @@ UNREACHED = (
     "clusters only. Here, the page in the cluster shows them (the chart's page.enabled). Or follow "
     "them with a tracker such as MLflow, or in the job's logs."
 )
+SHORTAGES = "memory is missing"
+"""Name of the entry for pods without room, beside the names of snapshots."""
 TEXT_SHOWN = 2000
 """Characters of a message."""
 WORD_SHOWN = 60
@@ -260,7 +268,7 @@ async def job_page(
         "incidents": [recovery_value(one) for one in incidents[-INCIDENTS_SHOWN:]],
         "podCount": len(shown),
         "pods": pod_values(shown, agents),
-        "snapshots": [snapshots_value(one) for one in snapshot_values(shown, agents)],
+        "snapshots": snapshots_values(shown, agents),
         "events": event_values(events[-EVENTS_SHOWN:]),
         "missing": cluster.missing(),
         "unreached": unreached(cluster),
@@ -350,6 +358,17 @@ def pod_value(pod: Mapping[str, Any], report: AgentReport | None) -> dict[str, A
         "attempt": None if report is None else report.attempt,
         "workers": None if report is None else len(report.workers),
     }
+
+
+def snapshots_values(
+    pods: Sequence[Mapping[str, Any]], agents: Mapping[str, AgentReport]
+) -> list[dict[str, Any]]:
+    """Snapshots of each name, and after them the memory that is missing, if any is."""
+    result = [snapshots_value(one) for one in snapshot_values(pods, agents)]
+    missing = [one[:TEXT_SHOWN] for one in shortage_lines(shortage_values(pods, agents))]
+    if missing:
+        result.append({"name": SHORTAGES, "lines": missing, "losses": []})
+    return result
 
 
 def snapshots_value(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from unbroken.worker import context
 from unbroken.worker.restart import step_end
 from unbroken.worker.restart.doubt import is_doubted
 
+from .interval import Interval
 from .reading import KeptParts, job_digest
 from .restore import Restored, restore
 from .slots import Slot, Slots
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 log = Log(__name__, "unbroken.worker: ")
 SLOTS = 2
+CALLS_LEFT_MAX = 1023
+"""Calls of `save` after which memory that was refused is asked for again, at most."""
 EXIT_SECONDS = 10.0
 """Longest wait of a process that ends for its last snapshot: a device that hangs never answers."""
 PORTABLE = 1
@@ -212,6 +215,9 @@ class Snapshot(KeptParts):
     `replicas` is the group of ranks that hold the same state as this one: any of them can send it
     to a rank that has lost it. By default it is the whole world if nothing is sharded.
 
+    `every` is what `is_due` answers: every so many steps. None: chosen in each attempt, after its
+    first nine saves, so that a save takes at most 3 % of the time until the next.
+
     `checkpoints` are `worker.checkpoints` of the same parts, by the same names. `restore` takes the
     newest verified one if memory, replicas and buddies have no step that is as new. The script
     decides when they are saved.
@@ -225,6 +231,7 @@ class Snapshot(KeptParts):
         name: str = "training",
         replicas: Any = None,
         checkpoints: Checkpoints | None = None,
+        every: int | None = 1,
         channel: Channel | None = None,
         **parts: Any,
     ) -> None:
@@ -237,6 +244,9 @@ class Snapshot(KeptParts):
         self._open: list[Slot | None] = [None, None]
         self._next = 0
         self._pid = os.getpid()
+        self._interval = Interval(every)
+        self._calls_left = self._refusals = 0
+        """Calls until memory is asked for again, and refusals in a row."""
         self._sealer = _Sealer()
         self._copies = Copies()
         before = _named.get(name)
@@ -244,24 +254,41 @@ class Snapshot(KeptParts):
             raise SpecError(f"a snapshot {name!r} exists already: close() it, or give a name=")
         _named[name] = self
 
+    def is_due(self, step: SupportsInt) -> bool:
+        """True if this step is to be saved, by `every`; all ranks get the same answer.
+
+        Every rank calls it, after the same steps: where the interval is chosen, the tenth call of
+        an attempt is a collective. Raises SpecError if the step is no number.
+        """
+        if context().attempt != self.context.attempt:
+            self.rebind()
+        return self._interval.is_due(_number(step))
+
     def save(self, step: SupportsInt) -> bool:
         """Copy the state as it is after this step; call it on every rank after the same steps.
 
-        False: it was not kept, and the log has the reason (no memory; a newer attempt runs). Raises
-        SpecError if the state holds something that cannot be kept.
+        False: it was not kept, and the log has the reason (no memory; a newer attempt runs). The more often in a row memory was refused, the more calls pass until
+        it is asked for again, 1,023 at most. Raises SpecError if the state holds something that
+        cannot be kept.
         """
         number = _number(step)
         if number < 0 or os.getpid() != self._pid:
             raise SpecError("snapshot: steps count from 0, and the process that made it saves")
         if context().attempt != self.context.attempt:
             self.rebind()
+        if self._calls_left:
+            self._calls_left -= 1
+            return False
         began = perf_counter()
         state = collect(self.parts, self.has_rng)
         try:
             slot = self._slot(self._next, state)
         except UnbrokenError as error:
             self.complain(str(error), f"from step {number} on nothing is kept: ")
+            self._calls_left = min(2**self._refusals - 1, CALLS_LEFT_MAX)
+            self._refusals += 1
             return False
+        self._refusals = 0
         self._copies.wait()
         if is_doubted(self.context.attempt):
             self.complain(f"step {number} is not kept: a collective of this attempt was aborted")
@@ -274,7 +301,9 @@ class Snapshot(KeptParts):
         header = self._header(state, slot, number)
         at = header.structure_at
         slot.memory[at : at + header.structure_bytes] = state.structure
-        cost = _Cost(perf_counter() - began, self.replica_ranks)
+        ended = perf_counter()
+        self._interval.saved(began, ended)
+        cost = _Cost(ended - began, self.replica_ranks)
         self._copies.then(
             _Sealing(slot, header, self._next, self._slots, self.complain, cost), self._sealer
         )
@@ -315,6 +344,8 @@ class Snapshot(KeptParts):
         if before == self.context:
             return
         self._slots, self._open = self._bind(), [None, None]
+        self._calls_left = self._refusals = 0
+        self._interval.begin()
 
     def _slot(self, index: int, state: State) -> Slot:
         """Return a slot with enough room; a new one if the state has outgrown it."""
