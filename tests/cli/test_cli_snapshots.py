@@ -98,8 +98,9 @@ def test_pods_without_room_are_named_with_what_is_missing() -> None:
     pods = [pod(number) for number in range(9)]
     kept = {"pod-0": report(0, ""), "pod-1": replace(report(1, ""), snapshots=None)}
     assert shortage_values(pods, kept) == []
-    one = {"pod-1": short(1, missing_bytes=3_200_000_000), "pod-2": short(2, copies_missing_bytes=7)}
-    found = shortage_values(pods, kept | one)
+    kept["pod-1"] = short(1, missing_bytes=3_200_000_000)
+    kept["pod-2"] = short(2, copies_missing_bytes=7)
+    found = shortage_values(pods, kept)
     assert found[0] == {
         "pod": "pod-1", "node": "node-1", "missingBytes": 3_200_000_000, "copiesMissingBytes": 0
     }  # fmt: skip

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import logging
 import os
-import random
 import signal
 import sys
 import time

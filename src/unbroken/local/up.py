@@ -62,6 +62,7 @@ from unbroken.operator.key import kept_key
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import options_of
 from unbroken.operator.notifications import NotifyOptions
+from unbroken.operator.reports import ReportSource
 from unbroken.operator.telemetry import OperatorMetrics, watch_nodes
 from unbroken.spec.keys import CONTROL_PLANE
 from unbroken.spec.notifications import NotificationForm
@@ -133,8 +134,9 @@ def _options(node: NodeOptions, kernel_log: Path, logs: Path) -> DaemonOptions:
 
 log = Log(__name__)
 
-Page = Callable[[KubeClient], AbstractAsyncContextManager[str]]
-"""Serves the live page for the time of a block, and yields its address."""
+Page = Callable[[KubeClient, ReportSource], AbstractAsyncContextManager[str]]
+"""Serves the live page for the time of a block, and yields its address; the operator of the cluster
+gives it the reports of agents."""
 
 
 @contextmanager
@@ -195,7 +197,7 @@ async def _run_parts(
     client = connect(server.internal_kubeconfig)
     started = process_started(os.getpid())
     assert started is not None
-    informers = Informers(client)
+    informers, reports = Informers(client), ReportSource()
     keys = credentials_file(paths, options)
     cluster_api = ClusterApiOptions(keys, port=options.cluster_api_port, keeps_checkpoints=True)
     # The nodes share this machine, but each has GPUs of its own.
@@ -208,7 +210,7 @@ async def _run_parts(
             serving_metrics(
                 metrics.registry, "127.0.0.1", options.metrics_port, machine.refresh
             ) as told_at,
-            page(client) as ui,
+            page(client, reports) as ui,
             asyncio.TaskGroup() as parts,
         ):
             state = State(
@@ -231,7 +233,7 @@ async def _run_parts(
             # it.
             others = [
                 parts.create_task(part)
-                for part in _programs(paths, options, client, informers, metrics, ui)
+                for part in _programs(paths, options, client, informers, metrics, reports, ui)
             ]
             paths.state.write_bytes(msgspec.json.encode(state))
             on_ready(state)
@@ -281,6 +283,7 @@ def _programs(
     client: KubeClient,
     informers: Informers,
     metrics: OperatorMetrics,
+    reports: ReportSource,
     page: str,
 ) -> Iterator[Coroutine[None, None, None]]:
     """Yield the programs other than the API server and the nodes."""
@@ -313,7 +316,7 @@ def _programs(
             ray_tokens=ray_tokens(client.config),
             key=key,
         )
-        yield run_operator(client, informers, wanted, metrics)
+        yield run_operator(client, informers, wanted, metrics, reports)
 
 
 def _notify(options: ClusterOptions, page: str) -> NotifyOptions | None:

@@ -98,19 +98,21 @@ async def run_operator(
     informers: Informers | None,
     options: OperatorOptions,
     metrics: OperatorMetrics | None = None,
+    reports: ReportSource | None = None,
 ) -> None:
     """Install the definitions and run the operator until cancelled, whenever it leads.
 
     `informers`: shared ones, which the caller runs; None: of its own. `metrics`: those of the
-    caller, who observes what runs; None: of its own.
+    caller, who observes what runs; None: of its own. `reports`: gives the caller the reports of
+    agents; None: they are only served.
     """
     if metrics is None:
         with observing() as result:
-            await run_operator(client, informers, options, OperatorMetrics(result))
+            await run_operator(client, informers, options, OperatorMetrics(result), reports)
         return
     has_definitions = options.has(PartName.DEFINITIONS)
     await (definitions.install if has_definitions else definitions.served)(client)
-    election, source = Election(client, options.terms, identity()), ReportSource()
+    election, source = Election(client, options.terms, identity()), reports or ReportSource()
 
     async def lead(mandate: Mandate) -> None:
         with metrics.leading() as registry:

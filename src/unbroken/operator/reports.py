@@ -82,6 +82,12 @@ class ReportSource:
         is_leading = self._mandate is not None and self._mandate.is_given()
         return self._runners if is_leading else None
 
+    def of_job(self, namespace: str, job: str) -> dict[PodUid, AgentReport] | None:
+        """Return the newest reports of a job by the uid of their pod; None: there is no such job,
+        or this operator does not lead."""
+        runners = self.leader()
+        return None if runners is None else runners.reports(Key(namespace, job))
+
 
 class _User(msgspec.Struct):
     username: str = ""
@@ -188,10 +194,9 @@ class ReportsServer:
     async def _reports(self, request: web.Request) -> web.StreamResponse:
         """Send the reports, a few at a time: links and commands come first."""
         place = request.match_info
-        runners = self._source.leader()
-        if runners is None:
+        if self._source.leader() is None:
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "this replica does not lead")
-        reports = runners.reports(Key(place["namespace"], place["job"]))
+        reports = self._source.of_job(place["namespace"], place["job"])
         if reports is None:
             return _problem(HTTPStatus.NOT_FOUND, "this operator runs no such job")
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

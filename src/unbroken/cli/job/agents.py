@@ -203,15 +203,22 @@ async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
 async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
     """The reports of the agents of these pods of one job, by name of the pod."""
     if cluster.operator is not None:
-        return await _reports_of_operator(cluster.operator, pods)
+        answers = await _reports_of_operator(cluster.operator, pods)
+        return _with_workers(answers, pods) if cluster.place.paths is not None else answers
     stock = AgentQuestion("/status", _decode_status, ANSWER_SECONDS)
     question = AgentQuestion("/v1/report", decode_report, ANSWER_SECONDS, stock)
-    answers = await _ask(cluster, pods, question)
+    return _with_workers(await _ask(cluster, pods, question), pods)
+
+
+def _with_workers(
+    answers: Mapping[str, AgentReport], pods: Sequence[Object]
+) -> dict[str, AgentReport]:
+    """Add the workers of HyperPod's own agents, which do not report them."""
     by_name = {str(pod["metadata"]["name"]): pod for pod in pods}
-    for name, report in answers.items():
-        if report.pid is None:
-            answers[name] = with_workers(report, by_name[name])
-    return answers
+    return {
+        name: report if report.pid is not None else with_workers(report, by_name[name])
+        for name, report in answers.items()
+    }
 
 
 async def _reports_of_operator(

@@ -33,6 +33,7 @@ from unbroken.spec.nodes.instance_types import instance_type as find_type
 
 if TYPE_CHECKING:
     from unbroken.kube.client import KubeClient
+    from unbroken.operator.reports import ReportSource
 
 READY_FD = "UNBROKEN_READY_FD"
 """Environment variable: file descriptor on which a detached cluster reports that it is ready."""
@@ -365,8 +366,8 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
         print(_export_line(paths))
         print(_page_line(paths, running), flush=True)
 
-    def page(client: KubeClient) -> AbstractAsyncContextManager[str]:
-        return serving_page(paths, client, options.ui_port, options.prometheus)
+    def page(client: KubeClient, reports: ReportSource) -> AbstractAsyncContextManager[str]:
+        return serving_page(paths, client, options.ui_port, options.prometheus, reports)
 
     asyncio.run(up.run(paths, options, page, on_ready))
 

@@ -21,6 +21,7 @@ from unbroken.kube.clock import monotonic, pause, processor, wall
 from unbroken.listener import Limits, bound, serving
 from unbroken.local.state import Paths, running
 from unbroken.log_lines import LastProblem, Log
+from unbroken.operator.reports import ReportSource
 
 from . import actions, node_values, values
 from .access import KEY_BYTES, Access, read_page_file, write_page_file
@@ -32,7 +33,7 @@ from .logs import LogQuery, log_page
 from .node_metrics import read_metrics
 from .orders import Order
 from .past_file import SAVE_SECONDS, PastFile, past_file
-from .reports import OperatorPlace, asking_operator
+from .reports import OperatorPlace, OwnReports, asking_operator
 from .server import Bounds, PageServer
 from .signin import SignIn
 from .turns import Clock, Turns
@@ -208,19 +209,27 @@ class Pages:
 
 @asynccontextmanager
 async def serving_page(
-    paths: Paths, client: KubeClient, port: int, prometheus: str = ""
+    paths: Paths,
+    client: KubeClient,
+    port: int,
+    prometheus: str = "",
+    reports: ReportSource | None = None,
 ) -> AsyncIterator[str]:
     """Serve the page of a local cluster during the block; yield its address.
 
     `port` 0: the port of the last time if it is free, else any.  `prometheus`: address of the data
-    of dashboards; empty: none.  Raises WorldError.
+    of dashboards; empty: none.  `reports`: of the operator in this process; agents are asked while
+    it does not lead, or if this is None.  Raises WorldError.
     """
     before = read_page_file(paths.ui)
     sockets = await _bound(port, 0 if before is None else before.port, "--ui-port")
     place = ClusterPlace(str(paths.kubeconfig), None, paths)
 
     async def cluster(namespace: str) -> Cluster:
-        return Cluster(place, client, namespace)
+        found = Cluster(place, client, namespace)
+        if reports is not None and reports.leader() is not None:
+            found.operator = OwnReports(reports)
+        return found
 
     access = Access(write_page_file(paths.ui, _port(sockets)).key)
     turns = Turns(CLOCK)

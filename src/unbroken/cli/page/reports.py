@@ -1,8 +1,9 @@
-"""Asks the operator for the reports of a job's agents, for the page that runs in the cluster.
+"""Gets the reports of a job's agents from the operator, for the page.
 
-Only the leader among the operators has them. The name of the operators' Service stands for the
-addresses of all replicas: they are asked in turn, the one that answered last first. All viewers of
-a job share one answer.
+The page of a local cluster runs in the operator's process. The page in another cluster asks by
+HTTP. Only the leader among the operators has them. The name of the operators' Service stands for
+the addresses of all replicas: they are asked in turn, the one that answered last first. All viewers
+of a job share one answer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from unbroken.errors import PeerError, SpecError
 from unbroken.foreign_numbers import PORT_MAX, whole_number
 from unbroken.kube.clock import monotonic
 from unbroken.log_lines import LastProblem, Log
+from unbroken.operator.reports import ReportSource
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.reports import END, PATH, TOKEN_CHARACTERS, decode_lines
 
@@ -75,6 +77,21 @@ def operator_place(text: str, token: Path) -> OperatorPlace:
     if not host or port is None:
         raise SpecError(f"--operator {text}: must be HOST:PORT")
     return OperatorPlace(host.removeprefix("[").removesuffix("]"), port, token)
+
+
+class OwnReports:
+    """The reports of all jobs, from the operator in this process."""
+
+    problem = ""
+    """No sentence for the page: this operator leads."""
+
+    def __init__(self, source: ReportSource) -> None:
+        self._source = source
+
+    async def of_job(self, namespace: str, job: str) -> Reports:
+        """Return the newest reports of a job; none if it does not run."""
+        found = self._source.of_job(namespace, job) or {}
+        return {str(uid): report for uid, report in found.items()}
 
 
 class OperatorReports:

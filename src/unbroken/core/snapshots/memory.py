@@ -42,7 +42,5 @@ def memory_plan(sizes: Mapping[Key, int], nproc: int, *, has_buddy: bool) -> Mem
     by_name: dict[str, list[int]] = {}
     for (name, _), size in sizes.items():
         by_name.setdefault(name, []).append(size)
-    states = sum(
-        sum(known) + max(known) * max(0, nproc - len(known)) for known in by_name.values()
-    )
+    states = sum(sum(known) + max(known) * max(0, nproc - len(known)) for known in by_name.values())
     return MemoryPlan(SLOT_STATES * states, COPY_STATES * states if has_buddy else 0)

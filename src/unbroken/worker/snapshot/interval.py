@@ -7,7 +7,8 @@ from math import ceil
 
 from unbroken.errors import SpecError
 from unbroken.log_lines import Log
-from unbroken.worker.checkpointing.peers import world
+from unbroken.worker import context
+from unbroken.worker.checkpointing.peers import ALONE, world
 
 SHARE = 0.03
 """Share of the time between two saves that a save may take."""
@@ -47,13 +48,20 @@ class Interval:
         if self._asked is not None:
             return step % self._asked == 0
         if self._questions == UNCOUNTED + MEASURED:
-            # Where ranks differ, the dearest holds up the others.
-            share = max(world().gather(cost_share(self._times[UNCOUNTED:])))
-            self._chosen = interval(share)
-            text = f"a save takes {share:.1%} of the time between two steps"
-            log.info("interval of snapshots chosen", steps=self._chosen, reason=text)
+            self._choose()
         self._questions += 1
         return (self._questions - 1) % self._chosen == 0
+
+    def _choose(self) -> None:
+        ranks = world() or (ALONE if context().world_size == 1 else None)
+        if ranks is None:
+            log.warning("each step is saved: without a process group ranks cannot agree")
+            return
+        # Where ranks differ, the dearest holds up the others.
+        share = max(ranks.gather(cost_share(self._times[UNCOUNTED:])))
+        self._chosen = interval(share)
+        text = f"one step of {self._chosen} is saved: a save takes {share:.1%} of a step"
+        log.info("interval of snapshots chosen", reason=text)
 
     def saved(self, began: float, ended: float) -> None:
         """Note when a save began and ended, in seconds of one clock."""

@@ -267,9 +267,9 @@ class Snapshot(KeptParts):
     def save(self, step: SupportsInt) -> bool:
         """Copy the state as it is after this step; call it on every rank after the same steps.
 
-        False: it was not kept, and the log has the reason (no memory; a newer attempt runs). The more often in a row memory was refused, the more calls pass until
-        it is asked for again, 1,023 at most. Raises SpecError if the state holds something that
-        cannot be kept.
+        False: it was not kept, and the log has the reason (no memory; a newer attempt runs). The
+        more often in a row memory was refused, the more calls pass until it is asked for again,
+        1,023 at most. Raises SpecError if the state holds something that cannot be kept.
         """
         number = _number(step)
         if number < 0 or os.getpid() != self._pid:
