@@ -237,6 +237,7 @@ page actions:actions[].command | text | command that does the same, without its 
 page actions:actions[].words | text | what will happen, in the words of the command's help
 unreached | text | why no agent is asked; empty: agents are asked
 page jobs:jobs[].worldSize | integer? | ranks of the job; null: not known
+page job:uid | text | uid of the job, for orders about it
 page job:worldSize | integer? | ranks of the job; null: not known
 page jobs:jobs[].step | integer? | newest step of any rank; null: not known
 page job:step | integer? | newest step of any rank; null: not known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from unbroken.cli.connection import INCIDENTS, JOBS, Cluster
 from unbroken.cli.job.change import restart_job, resume_job, suspend_job
+from unbroken.cli.job.detectors import set_modes
 from unbroken.cli.place import ClusterPlace
 from unbroken.errors import SpecError
 from unbroken.kube.client import connect
@@ -75,9 +77,9 @@ async def test_no_order_changes_a_later_job_of_the_same_name(tmp_path: Path) -> 
     app.router.add_get(PATH, api.get)
     app.router.add_patch(PATH, api.patch)
     async with served(tmp_path, app) as cluster:
-        for act in (restart_job, suspend_job, resume_job):
+        for act in (restart_job, suspend_job, resume_job, partial(set_modes, changes=["nan=off"])):
             with pytest.raises(Conflict, match="other uid"):
-                await act(cluster, "train")
+                await act(cluster, await cluster.job("train"))
     assert api.changed == []
 
 

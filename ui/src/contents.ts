@@ -625,6 +625,10 @@ export interface JobPage {
    */
   stepsPerSecond: number | null;
   /**
+   * uid of the job, for orders about it
+   */
+  uid: string;
+  /**
    * why no agent is asked; empty: agents are asked
    */
   unreached: string;

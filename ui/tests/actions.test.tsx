@@ -81,7 +81,12 @@ test("an order carries the key, and its result is shown in place", async () => {
   expect(orders).toHaveLength(1);
   expect(orders[0]?.method).toBe("POST");
   expect(orders[0]?.headers).toEqual({ "Content-Type": "application/json", "X-Unbroken-Key": KEY });
-  expect(JSON.parse(String(orders[0]?.body))).toEqual({ action: "restart", namespace: "default", name: "train" });
+  expect(JSON.parse(String(orders[0]?.body))).toEqual({
+    action: "restart",
+    namespace: "default",
+    name: "train",
+    uid: "u-1",
+  });
   expect(inside.queryByRole("button", { name: "Restart" })).toBeNull();
   inside.getByRole("button", { name: "Close" });
 });
@@ -121,7 +126,14 @@ test("a detector's mode is chosen and set", async () => {
   inside.getByText("unbroken detector train stopped=warn");
   fireEvent.click(inside.getByRole("button", { name: "Set" }));
   await inside.findByRole("status");
-  const order = { action: "detector", namespace: "default", name: "train", detector: "stopped", mode: "warn" };
+  const order = {
+    action: "detector",
+    namespace: "default",
+    name: "train",
+    uid: "u-1",
+    detector: "stopped",
+    mode: "warn",
+  };
   expect(JSON.parse(String(orders[0]?.body))).toEqual(order);
 });
 

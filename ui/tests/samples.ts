@@ -138,6 +138,7 @@ export function incidentPage(change: Partial<IncidentPage> = {}): IncidentPage {
   return {
     job: "train",
     namespace: "default",
+    uid: "u-1",
     numbers: [1, 2, 3],
     incident: {
       number: 2,

@@ -278,6 +278,14 @@ def test_a_person_acts_where_kubernetes_lets_the_account(world: World, cli: Cli)
         assert f"may not read job job-of-{OTHER} in namespace {OTHER}" in text
         assert kim.act("restart", OWN, "none")[0] == 409
 
+        seen = kim.page(f"jobs/{OWN}/{name}", "job")["uid"]
+        order = {"action": "suspend", "namespace": OWN, "name": name}
+        assert kim.ask("/api/orders", {**order, "uid": seen})[0] == 200
+        for action in ("resume", "restart"):
+            status, text = kim.ask("/api/orders", {**order, "action": action, "uid": "another"})
+            assert (status, "another job has the name" in text) == (409, True)
+        assert inside.get(f"{JOBS}/{name}").made["spec"]["runPolicy"]["suspend"] is True
+
     with visited(cli, world.account("lea", *LOOKS)) as lea:
         assert lea.offers(OWN) == []
         status, text = lea.act("restart", OWN, name)

@@ -197,11 +197,11 @@ const LABELS: [string, string][] = [
 /** Buttons for what can be done with the job now. */
 function Actions(props: { page: JobPage; actions: Action[]; ask: (question: Question) => void }) {
   const { page, actions, ask } = props;
-  const { namespace, name, state } = page;
+  const { namespace, name, uid, state } = page;
   const isOffered = (verb: string) => !ENDED.includes(state) && (verb === "resume") === (state === "Suspended");
   const shown = LABELS.flatMap(([verb, label]) => {
     const action = isOffered(verb) && actions.find((one) => one.action === verb);
-    return action ? [{ action, label, order: { namespace, name }, words: wordsOf(namespace, name) }] : [];
+    return action ? [{ action, label, order: { namespace, name, uid }, words: wordsOf(namespace, name) }] : [];
   });
   if (shown.length === 0) return null;
   return (
@@ -221,10 +221,10 @@ const MODES = ["off", "shadow", "warn", "act"];
 function modeColumn(page: JobPage, actions: Action[], ask: (question: Question) => void): Column<Detector>[] {
   const action = !ENDED.includes(page.state) && actions.find((one) => one.action === "detector");
   if (!action) return [];
-  const { namespace, name } = page;
+  const { namespace, name, uid } = page;
   const question = ({ detector, mode }: Detector): Question => {
     const field = { name: "mode", label: "Mode", value: mode, options: MODES, command: (to: string) => `${detector}=${to}` };
-    const choice = { action, label: "Set", order: { namespace, name, detector }, words: wordsOf(namespace, name) };
+    const choice = { action, label: "Set", order: { namespace, name, uid, detector }, words: wordsOf(namespace, name) };
     return { subject: `the mode of detector ${detector}`, choices: [{ ...choice, fields: [field] }] };
   };
   return [

@@ -29,7 +29,11 @@ def restart(job: JobName, options: CommonOptions) -> None:
 
     Example: `unbroken restart train`
     """
-    options.run(lambda cluster: restart_job(cluster, job), Use.CHANGE)
+
+    async def act(cluster: Cluster) -> None:
+        await restart_job(cluster, await cluster.job(job))
+
+    options.run(act, Use.CHANGE)
     _print_done(job, "restart requested", options)
 
 
@@ -40,7 +44,7 @@ def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
     """
 
     async def act(cluster: Cluster) -> None:
-        await suspend_job(cluster, job)
+        await suspend_job(cluster, await cluster.job(job))
         if wait:
             await _until_suspended(cluster, job)
 
@@ -53,29 +57,33 @@ def resume(job: JobName, options: CommonOptions) -> None:
 
     Example: `unbroken resume train`
     """
-    options.run(lambda cluster: resume_job(cluster, job), Use.CHANGE)
+
+    async def act(cluster: Cluster) -> None:
+        await resume_job(cluster, await cluster.job(job))
+
+    options.run(act, Use.CHANGE)
     _print_done(job, "resumed", options)
 
 
-async def restart_job(cluster: Cluster, name: str) -> Object:
+async def restart_job(cluster: Cluster, job: Object) -> Object:
     """Order the restart of a job, and return the job.  Raises SpecError if it has ended."""
     now = time_text(wall(), has_microseconds=True)
-    return await _change(cluster, name, {"metadata": {"annotations": {RESTART: now}}})
+    return await _change(cluster, job, {"metadata": {"annotations": {RESTART: now}}})
 
 
-async def suspend_job(cluster: Cluster, name: str) -> Object:
+async def suspend_job(cluster: Cluster, job: Object) -> Object:
     """Suspend a job, and return it.
 
     Raises SpecError if the job has ended, or if another job made it.
     """
     by_owner = "set its spec.suspend to true"
-    return await _change(cluster, name, HYPERPOD_JOB.suspension(True), by_owner)
+    return await _change(cluster, job, HYPERPOD_JOB.suspension(True), by_owner)
 
 
-async def resume_job(cluster: Cluster, name: str) -> Object:
+async def resume_job(cluster: Cluster, job: Object) -> Object:
     """Let a suspended job run again, and return it.  Raises as `suspend_job`."""
     by_owner = "set its spec.suspend to false"
-    return await _change(cluster, name, HYPERPOD_JOB.suspension(False), by_owner)
+    return await _change(cluster, job, HYPERPOD_JOB.suspension(False), by_owner)
 
 
 def check_owner(job: Mapping[str, Any], advice: str) -> None:
@@ -90,11 +98,10 @@ def check_owner(job: Mapping[str, Any], advice: str) -> None:
         raise SpecError(f"{text}, which would change it back: change the {kind.name}, {advice}")
 
 
-async def _change(cluster: Cluster, name: str, patch: Object, by_owner: str = "") -> Object:
+async def _change(cluster: Cluster, job: Object, patch: Object, by_owner: str = "") -> Object:
     """Change a job.  `by_owner`: what to do with the job that made it instead; empty: it follows
     no other in this."""
-    job = await cluster.job(name)
-    now = state(job)
+    name, now = job["metadata"]["name"], state(job)
     if by_owner:
         check_owner(job, by_owner)
     if now in ENDED:

@@ -97,7 +97,9 @@ async def set_modes(cluster: Cluster, job: Object, changes: Sequence[str]) -> di
     if state(job) in ENDED:
         raise SpecError(f"job {name} has ended ({state(job)}); its detectors no longer run")
     text = changed(_annotation(job), changes)
-    return await cluster.patch(JOBS, name, {"metadata": {"annotations": {DETECTORS: text}}})
+    # Another job may have this name by now: Kubernetes refuses to change that one.
+    metadata = {"annotations": {DETECTORS: text}, "uid": job["metadata"]["uid"]}
+    return await cluster.patch(JOBS, name, {"metadata": metadata})
 
 
 def changed(annotation: str, changes: Sequence[str]) -> str:

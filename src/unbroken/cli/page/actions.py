@@ -17,7 +17,7 @@ from unbroken.cli.connection import EVENTS, JOBS, NODES, RECORDS, Cluster, Objec
 from unbroken.cli.job import change, detectors
 from unbroken.cli.nodes import commands as nodes
 from unbroken.cli.nodes import drain as draining
-from unbroken.errors import UnbrokenError
+from unbroken.errors import SpecError, UnbrokenError
 from unbroken.kube.clock import rfc3339, wall
 from unbroken.spec.times import time_text
 
@@ -124,16 +124,18 @@ async def carry_out(order: Order, connect: Callable[[str], Awaitable[Cluster]], 
 
 async def _change_job(cluster: Cluster, order: JobOrder) -> tuple[Object, str]:
     """Change a job; return it, and what was done."""
+    job = await cluster.job(order.name)
+    if order.uid not in ("", job["metadata"]["uid"]):
+        raise SpecError(f"another job has the name {order.name} now: nothing was done")
     match order:
         case RestartJob():
-            return await change.restart_job(cluster, order.name), "restart requested"
+            return await change.restart_job(cluster, job), "restart requested"
         case SuspendJob():
-            return await change.suspend_job(cluster, order.name), "suspended"
+            return await change.suspend_job(cluster, job), "suspended"
         case ResumeJob():
-            return await change.resume_job(cluster, order.name), "resumed"
+            return await change.resume_job(cluster, job), "resumed"
         case SetDetector():
             text = f"{order.detector.value}={order.mode.value}"
-            job = await cluster.job(order.name)
             return await detectors.set_modes(cluster, job, [text]), f"detector {text}"
 
 

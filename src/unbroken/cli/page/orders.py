@@ -24,6 +24,8 @@ class _Order(
 class _JobOrder(_Order, frozen=True, kw_only=True):
     namespace: Name
     name: Name
+    uid: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Uid of the job that the person saw; empty: whichever has the name."""
 
 
 class RestartJob(_JobOrder, frozen=True, kw_only=True, tag="restart"):

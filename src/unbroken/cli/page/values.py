@@ -255,6 +255,7 @@ async def job_page(
     value = job_summary(job)
     return {
         **value,
+        "uid": job["metadata"]["uid"],
         "message": value["message"][:TEXT_SHOWN],
         "now": time_text(now, has_microseconds=True),
         **training_values(job, seen),
