@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """The live page under load: first paint, updates, memory of a tab, cost of the server.
 
-    benchmarks/page.py [--jobs N] [--ranks N] [--nproc N] [--minutes N] [--parts LIST] [--json FILE]
+    benchmarks/page.py [--jobs N] [--ranks N] [--nproc N] [--minutes N] [--parts LIST] [--ask]
+                       [--json FILE]
 
-200 jobs are objects of the local API server; one of them has 16,384 ranks.  Made-up agents answer
-for their pods, at addresses of their own and with the proof of real ones.  The real server of the
-page asks them.  A real Chromium shows the pages.  The README has the meaning of each figure.
+200 jobs are objects of the local API server; one of them has 16,384 ranks.  A made-up operator in
+the process of the page's real server has the reports of their agents, as in `unbroken up`.  With
+--ask the page asks made-up agents, at addresses of their own and with the proof of real ones, as it
+does while no operator leads.  A real Chromium shows the pages.  The README has the meaning of each
+figure.
 """
 
 from __future__ import annotations
@@ -280,6 +283,7 @@ def main() -> None:
     parser.add_argument("--nproc", type=count, default=8, help="ranks of a pod")
     parser.add_argument("--minutes", type=count, default=10, help="for the updates of an hour")
     parser.add_argument("--parts", type=words(PARTS), default=list(PARTS))
+    parser.add_argument("--ask", action="store_true", help="the page asks the agents itself")
     parser.add_argument("--json", type=output_file, metavar="FILE")
     parser.add_argument("--log", type=output_file, metavar="FILE", help="of the page's server")
     parser.add_argument("--profile", type=output_file, metavar="FILE",
@@ -294,8 +298,9 @@ def main() -> None:
         "jobs": shape.jobs,
         "ranks": shape.ranks,
         "ranks_of_a_pod": shape.nproc,
+        "page_asks_agents": options.ask,
     }
-    with world(shape, options.log) as starter:
+    with world(shape, options.log, is_asking=options.ask) as starter:
         print("the world is built", flush=True)
         if options.profile:
             with starter.page(profile=options.profile) as found:

@@ -80,6 +80,13 @@ class Agent:
         return (self.text % {"step": int(now / STEP_SECONDS) % 10**7, "sign": now}).encode()
 
 
+def agent_of(pod: dict[str, Any], began: float) -> Agent:
+    """Return the agent of a pod."""
+    is_late = pod["job"] == 0 and LATE_RANK in pod["ranks"]
+    key = bytes.fromhex(pod["key"])
+    return Agent(pod["address"], pod["uid"], key, template(pod["ranks"]), is_late, began)
+
+
 class Connection(asyncio.Protocol):
     """A connection of a caller, which first asks for the proof of the key."""
 
@@ -127,11 +134,7 @@ async def serve(pods: list[dict[str, Any]]) -> None:
     loop = asyncio.get_running_loop()
     began = time.time()
     for pod in pods:
-        ranks = pod["ranks"]
-        agent = Agent(
-            pod["address"], pod["uid"], bytes.fromhex(pod["key"]), template(ranks),
-            pod["job"] == 0 and LATE_RANK in ranks, began,
-        )  # fmt: skip
+        agent = agent_of(pod, began)
         listener = socket.create_server((agent.address, PORT), backlog=64)
         await loop.create_server(lambda agent=agent: Connection(agent), sock=listener)
     print("ready", flush=True)

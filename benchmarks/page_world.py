@@ -173,7 +173,7 @@ class Builder:
         ]
         self.pods += await asyncio.gather(*made)
         for one in self.pods[first:]:
-            one["job"] = number
+            one["job"], one["of"] = number, name_of(number)
 
     async def _patch(self, path: str, status: dict[str, Any]) -> None:
         await self._client.raw("PATCH", path, body={"status": status}, headers=PATCH)
@@ -241,13 +241,18 @@ class World:
 
 
 @contextmanager
-def world(shape: Shape, log: Path | None) -> Iterator[Starter]:
-    """Build the objects and start the agents; the page's server is started with the result."""
+def world(shape: Shape, log: Path | None, *, is_asking: bool) -> Iterator[Starter]:
+    """Build the objects and start the agents; the page's server is started with the result.
+
+    `is_asking`: the page asks the agents; else an operator in its process has their reports.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="page-")))
         (folder / "plane").mkdir()
         found = stack.enter_context(embedded_cluster(folder / "plane"))
         pods = asyncio.run(_built(folder / "plane", shape))
+        if not is_asking:
+            (folder / "plane" / "reports.json").write_text(json.dumps(pods))
         agents = subprocess.Popen(
             [sys.executable, str(HERE / "page_agents.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
