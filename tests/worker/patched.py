@@ -3,6 +3,7 @@ and after it."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -41,6 +42,7 @@ def look() -> dict[str, object]:
     }
     for number in NUMBERS:
         found[f"signal {getattr(number, 'name', number)}"] = signal.getsignal(number)
+    found["garbage collector"] = gc.get_freeze_count() > 0
     return found | {f"environment variable {name}": value for name, value in os.environ.items()}
 
 

@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import weakref
+from time import monotonic  # noqa: TID251  (in the user's process, at its own pace)
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ UNUSED_REFERENCES = 4
 counts."""
 RELEASE_SECONDS = 0.1
 """Time for a group to end: 10 ms for each peer, or the group's timeout if gloo lost a message."""
+POLL_SECONDS = 0.002
 SIGNS = (
     "gloo", "nccl", "c10d", "tcpstore", "process group", "socket",
     "connection reset", "connection closed", "connection refused", "broken pipe",
@@ -86,12 +88,19 @@ def let_go() -> None:
         _releasing.append(release(functools.partial(_release, held)))
 
 
-def are_gone() -> bool:
-    """Return whether all groups that were released have ended; wait up to `RELEASE_SECONDS`
-    each."""
-    for thread in _releasing:
-        thread.join(RELEASE_SECONDS)
-    return not any(thread.is_alive() for thread in _releasing)
+def has_freed_port() -> bool:
+    """Return whether no store's server listens here, or all released groups have ended.
+
+    Waits for either, up to `RELEASE_SECONDS` for each group. The store goes long before a group
+    that lost a message.
+    """
+    end = monotonic() + RELEASE_SECONDS * len(_releasing)
+    while is_serving():
+        alive = [thread for thread in _releasing if thread.is_alive()]
+        if not alive or monotonic() > end:
+            return not alive
+        alive[0].join(POLL_SECONDS)
+    return True
 
 
 def _release(held: list[Any]) -> None:

@@ -343,7 +343,7 @@ class _Run:
     def _settle(self) -> None:
         """Destroy what is left of the attempt; threads of its groups end by themselves."""
         groups.destroy()
-        if groups.is_serving() and not groups.are_gone() and groups.is_serving():
+        if not groups.has_freed_port():
             # The next attempt could meet its port, and the keys of this attempt there.
             _end()
 
