@@ -68,11 +68,13 @@ def test_a_lost_node_costs_no_more_than_describe_said(nodes: Cluster, tmp_path: 
             assert found["stateBytes"] > 0
             return {cost["loss"]: cost for cost in found["losses"]}
 
-        def is_copied() -> dict[str, dict[str, Any]] | None:
+        def is_kept() -> dict[str, dict[str, Any]] | None:
+            """The costs, once the buddy has a copy and an agent has reported a checkpoint."""
             costs = told()
-            return costs if costs["node"]["source"] == "buddy" else None
+            places = (costs["node"]["source"], costs["node and its buddy"]["source"])
+            return costs if places == ("buddy", "checkpoint") else None
 
-        costs = wait_until(is_copied)
+        costs = wait_until(is_kept)
         assert {loss: cost["source"] for loss, cost in costs.items()} == {
             "worker": "memory",
             "rank 0": "memory",
