@@ -18,7 +18,8 @@ from unbroken.agent.snapshots.slots import (
     middle,
 )
 from unbroken.errors import WorldError
-from unbroken.wire.agent import RECEIPT_CHARACTERS
+from unbroken.wire.agent import RECEIPT_CHARACTERS, AgentReport, AgentState, SnapshotReport
+from unbroken.wire.agent_codec import decode_report, encode_report
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_OPEN, SNAPSHOT_SAVED, SNAPSHOT_USED
 from unbroken.wire.snapshot import ABSENT, Header, digest, slot_bytes, write
 
@@ -158,6 +159,13 @@ def test_without_room_for_three_states_of_each_rank_none_is_kept() -> None:
             memory.open(0, slot, rank=rank, bytes=size)
     assert memory.agent.missing == 0
     memory.agent.close()
+
+
+def test_a_worker_that_asks_for_too_much_leaves_the_report_readable(memory: Memory) -> None:
+    assert "are missing" in memory.ask(SNAPSHOT_OPEN, slot=0, bytes=1 << 61)["error"]
+    found = SnapshotReport(missing_bytes=memory.agent.missing)
+    report = AgentReport("agent", AgentState.RUNNING, snapshots=found)
+    assert decode_report(encode_report(report)).snapshots == found
 
 
 def test_a_job_with_room_for_three_states_saves_in_each_of_its_attempts(memory: Memory) -> None:

@@ -366,7 +366,8 @@ class SnapshotSlots:
         sizes = known | {key: size}
         plan = memory_plan(sizes, self._nproc, has_buddy=self.has_buddy)
         room = self.memory.room()
-        self.missing = plan.slots_missing(room + self._slot_bytes())
+        # A worker may ask for any number of bytes, and a report has room for NUMBER_MAX.
+        self.missing = min(NUMBER_MAX, plan.slots_missing(room + self._slot_bytes()))
         if self.missing:
             raise WorldError(
                 f"no memory for snapshots: {size_text(plan.slots)} are needed, {SLOT_STATES} "
@@ -374,7 +375,8 @@ class SnapshotSlots:
                 "memory limit by that"
             )
         self._sizes, self._planned = sizes, self._newest
-        self.memory.copies_missing = plan.copies_missing(room + self.memory.taken_bytes())
+        missing = plan.copies_missing(room + self.memory.taken_bytes())
+        self.memory.copies_missing = min(NUMBER_MAX, missing)
 
     def _reserved(self) -> int:
         plan = memory_plan(self._sizes, self._nproc, has_buddy=self.has_buddy)
