@@ -87,6 +87,7 @@ export function jobPage(change: Partial<JobPage> = {}): JobPage {
   const { goodput, worldSize, step, stepsPerSecond, ...row } = jobRow();
   return {
     ...row,
+    uid: "u-1",
     goodput,
     worldSize,
     step,
@@ -138,7 +139,6 @@ export function incidentPage(change: Partial<IncidentPage> = {}): IncidentPage {
   return {
     job: "train",
     namespace: "default",
-    uid: "u-1",
     numbers: [1, 2, 3],
     incident: {
       number: 2,
