@@ -109,6 +109,37 @@ def test_where_it_is_off_nothing_is_changed(
     assert introductions(agent) == [False], "the agent must give it a new process"
 
 
+GARBAGE = """
+import gc, signal, weakref
+from unbroken.worker.restart import patches
+class Node: pass
+def cycle():
+    one = Node()
+    one.self = one
+    return one
+def enter():
+    with patches.applied(patches.Interrupt(signal.SIGUSR1, lambda *_: None)):
+        pass
+gc.collect()
+gc.freeze()  # as in the template of warm workers
+gc.disable()
+before = weakref.ref(cycle())
+enter()
+kept = cycle()
+later = weakref.ref(kept)
+enter()
+del kept
+gc.collect()
+print(before(), later())
+"""
+
+
+@pytest.mark.slow
+def test_nothing_that_is_garbage_at_the_entry_or_after_it_stays_for_ever() -> None:
+    done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("None None\n", "")
+
+
 @pytest.mark.slow
 def test_a_worker_that_waits_for_its_rank_gets_it_and_ends_at_a_fault(agent: Socket) -> None:
     process = worker(agent, "wait", RANK="-1", **{IN_PROCESS_VARIABLE: "off"})

@@ -108,10 +108,7 @@ def _handle(_dist: Any, interrupt: Interrupt) -> Undo:
 
 
 def _set_aside(_dist: Any, _interrupt: Interrupt) -> Undo:
-    if gc.get_freeze_count():
-        # The template of warm workers has collected its garbage and set the rest aside.
-        gc.freeze()
-        return lambda: None
+    # Garbage that is set aside would stay for ever.
     gc.collect()
     gc.freeze()
     return gc.unfreeze
@@ -215,7 +212,7 @@ PATCHES = (
         "it leaves out the objects that exist then, such as all modules (`gc.freeze`)",
         "a restart collects what the function made, and would look through all modules for 0.15 s",
         "",
-        "it collects all objects again, where none were left out before",
+        "it collects all objects again",
         _set_aside,
     ),
     Patch(
