@@ -14,7 +14,7 @@ from tests.watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 REFUSED = "Failed to load resource: the server responded with a status of 40"
-"""Chromium's line about an answer to somebody who has not signed in."""
+"""Chromium's line about a request that is refused before the sign-in."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ FIRST_PORT, LAST_PORT = 20_000, 29_999
 """Below Kubernetes' node ports (30000-32767) and Linux' default ephemeral range (from 32768)."""
 REMEMBERED = 1000
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-"""Of a kernel without IPv6, and of one where it is switched off."""
+"""Errors of a kernel without IPv6, and of one where it is switched off."""
 HELD = 2
 """The port of the attempt, and the one that is offered for the next."""
 

@@ -35,7 +35,7 @@ class Interval:
     def begin(self) -> None:
         """Begin an attempt."""
         self._chosen = 1
-        """Of so many questions one is answered with yes."""
+        """Number of questions of which one is answered with yes."""
         self._questions = 0
         self._times: list[tuple[float, float]] = []
         """Begin and end of each save until the choice, in seconds."""
